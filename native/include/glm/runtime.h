@@ -1,0 +1,133 @@
+/* The runtime: one engine per process and rank set. It maps a checkpoint, binds plans to a kernel table, keeps the KV pages and the
+ * request slots, and runs steps. What runs when, and which pages belong to whom, is the caller's business (the scheduler).
+ *
+ * Threads: submit/collect/bind/release are called from one thread (the engine loop); info and status text from any. Steps
+ * run in order on the engine's own thread. Nothing throws across this boundary and nothing aborts the process.
+ *
+ * Errors: every call that can fail returns a glm_status and fills `error` (may be NULL) with one line that names what is wrong (tensor, shard,
+ * op label, argument) and what was expected. After GLM_DEVICE_ERROR or GLM_INTERNAL from a step the engine is failed: each
+ * later call returns the same error.
+ *
+ * Names users may know from other engines: init_engine = glm_engine_create; prefill, decode_step and run_batch_decode =
+ * glm_engine_submit + glm_engine_collect of one batch that may mix both; free_request_state = glm_engine_release_slot;
+ * free_engine = glm_engine_destroy; get_engine_info = glm_engine_get_info.
+ */
+#ifndef GLM_RUNTIME_H
+#define GLM_RUNTIME_H
+
+#include "glm/kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define GLM_RUNTIME_VERSION 1u
+#define GLM_MAX_RANK 4
+#define GLM_MAX_IN_FLIGHT 2 /* steps submitted and not yet collected */
+
+typedef struct glm_engine glm_engine;
+
+typedef struct glm_error {
+  char message[1024];
+} glm_error;
+
+/* Where one checkpoint tensor lies. The reader of the safetensors headers checked it; mapping checks it again against the file. */
+typedef struct glm_tensor_source {
+  const char* name;
+  const char* path; /* shard file */
+  uint64_t offset;  /* of the first byte, from the start of the file */
+  uint64_t bytes;
+  const char* dtype; /* safetensors' spelling: F32, BF16, F16, F8_E4M3 */
+  int32_t rank;
+  int64_t shape[GLM_MAX_RANK];
+} glm_tensor_source;
+
+typedef struct glm_engine_options {
+  const char* kernels_path; /* shared object of the kernel table */
+  int32_t device_ordinal;
+  int32_t num_threads; /* see glm_device_options */
+  const char* mixed_plan;  /* plan text (native/PLAN.md): steps with any prefill rows */
+  const char* decode_plan; /* plan text: steps of exactly one row a sequence, every row sampled */
+  const glm_tensor_source* tensors; /* all tensors that the plans name */
+  int32_t num_tensors;
+  int32_t max_rows;    /* T of a step, at most */
+  int32_t max_samples; /* S of a step and sequences of a step, at most */
+  int32_t max_slots;
+  int32_t max_context; /* tokens of one sequence; multiple of GLM_PAGE_SIZE */
+  int32_t num_pages;   /* of the KV pool */
+  /* Called from loading threads with bytes done and total, at most a few times a second; may be NULL. */
+  void (*progress)(void* context, uint64_t done, uint64_t total);
+  void* progress_context;
+} glm_engine_options;
+
+typedef struct glm_engine_info {
+  char kernels[32];  /* table name */
+  char device[128];  /* table's description */
+  uint64_t weight_bytes_mapped; /* used in place, in the file's own pages */
+  uint64_t weight_bytes_copied; /* norms, scales, biases as f32 */
+  uint64_t kv_bytes;
+  uint64_t scratch_bytes; /* buffers, workspace, slots, step inputs */
+  int32_t num_pages;
+  int32_t max_slots;
+  int32_t max_context;
+  int32_t vocab;
+  uint64_t steps_run;
+} glm_engine_info;
+
+/* A slot's page table entry, in force from this step on. */
+typedef struct glm_page_update {
+  int32_t slot;
+  int32_t index; /* position / GLM_PAGE_SIZE */
+  int32_t page;
+} glm_page_update;
+
+/* One step. Every array is copied before submit returns. See glm_step_inputs for the meaning of the fields. */
+typedef struct glm_step_batch {
+  int32_t num_rows;
+  int32_t num_seqs;
+  int32_t num_samples;
+  int32_t num_page_updates;
+  const int32_t* token_ids;    /* [num_rows] */
+  const int32_t* positions;    /* [num_rows] */
+  const int32_t* seq_slots;    /* [num_seqs], each slot at most once */
+  const int32_t* seq_starts;   /* [num_seqs + 1] */
+  const int32_t* sample_rows;  /* [num_samples], ascending */
+  const glm_page_update* page_updates;
+} glm_step_batch;
+
+typedef struct glm_step_result {
+  int32_t num_samples;
+  const int32_t* token_ids;     /* [num_samples]; valid until the next collect */
+  const float* logprobs;        /* [num_samples]; only where the slot asked */
+  const int32_t* top_ids;       /* [num_samples][GLM_MAX_LOGPROBS] */
+  const float* top_logprobs;    /* [num_samples][GLM_MAX_LOGPROBS] */
+  uint64_t device_ns;           /* time from the first op's start to the last op's end */
+} glm_step_result;
+
+uint32_t glm_runtime_version(void);
+
+glm_status glm_engine_create(const glm_engine_options* options, glm_engine** out, glm_error* error);
+/* Waits for steps in flight. NULL is allowed. */
+void glm_engine_destroy(glm_engine* engine);
+glm_status glm_engine_get_info(const glm_engine* engine, glm_engine_info* out, glm_error* error);
+
+/* Give a slot to a request: sets its sampling state, its last token (-1) and its token history (prompt tokens, then tokens sampled
+ * before, for a request that is resumed; both may be empty where no penalty needs them). In order with submitted steps. */
+glm_status glm_engine_bind_slot(glm_engine* engine, int32_t slot, const glm_sampling* sampling, const int32_t* prompt,
+                                int32_t num_prompt, const int32_t* sampled, int32_t num_sampled, glm_error* error);
+/* Idempotent. The slot's page table is forgotten. */
+glm_status glm_engine_release_slot(glm_engine* engine, int32_t slot, glm_error* error);
+
+/* Queue a step; at most GLM_MAX_IN_FLIGHT may be uncollected. GLM_INVALID_ARGUMENT leaves the engine as it was. */
+glm_status glm_engine_submit(glm_engine* engine, const glm_step_batch* batch, glm_error* error);
+/* Wait for the oldest uncollected step. GLM_INVALID_ARGUMENT if there is none. */
+glm_status glm_engine_collect(glm_engine* engine, glm_step_result* out, glm_error* error);
+
+/* Copy a plan buffer as the last step left it, `rows` rows tightly packed: for tests and the parity tool. The engine must be idle. */
+glm_status glm_engine_read_buffer(glm_engine* engine, const char* name, int32_t rows, void* out, size_t bytes, glm_error* error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
