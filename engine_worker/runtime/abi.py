@@ -1,0 +1,391 @@
+"""The C ABI of native/include/glm/runtime.h, mirrored: the only ctypes file.
+
+Array arguments are C-contiguous int32 NumPy arrays; results are copies. Errors are those of `engine_worker.errors`.
+All calls block without holding the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from engine_worker import errors
+from engine_worker.runtime.records import (
+    EngineInfo,
+    EngineOptions,
+    Int32Array,
+    Progress,
+    Sampling,
+    StepBatch,
+    StepResult,
+    TensorSource,
+)
+
+__all__ = [
+    "LIBRARY_DIR",
+    "MAX_IN_FLIGHT",
+    "MAX_LOGIT_BIAS",
+    "MAX_LOGPROBS",
+    "MAX_STOP_IDS",
+    "PAGE_SIZE",
+    "Engine",
+    "EngineInfo",
+    "EngineOptions",
+    "Library",
+    "Sampling",
+    "StepBatch",
+    "StepResult",
+    "TensorSource",
+    "kernel_table_path",
+]
+
+RUNTIME_VERSION = 1
+PAGE_SIZE = 16
+MAX_STOP_IDS = 64
+MAX_LOGIT_BIAS = 300
+MAX_LOGPROBS = 20
+MAX_IN_FLIGHT = 2
+MAX_RANK = 4
+LIBRARY_DIR = Path(__file__).resolve().parent.parent / "lib"
+
+
+class CError(ctypes.Structure):
+    _fields_ = (("message", ctypes.c_char * 1024),)
+
+
+class CTensorSource(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("path", ctypes.c_char_p),
+        ("offset", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+        ("dtype", ctypes.c_char_p),
+        ("rank", ctypes.c_int32),
+        ("shape", ctypes.c_int64 * MAX_RANK),
+    )
+
+
+CProgress = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64)
+
+
+class CEngineOptions(ctypes.Structure):
+    _fields_ = (
+        ("kernels_path", ctypes.c_char_p),
+        ("device_ordinal", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+        ("mixed_plan", ctypes.c_char_p),
+        ("decode_plan", ctypes.c_char_p),
+        ("tensors", ctypes.POINTER(CTensorSource)),
+        ("num_tensors", ctypes.c_int32),
+        ("max_rows", ctypes.c_int32),
+        ("max_samples", ctypes.c_int32),
+        ("max_slots", ctypes.c_int32),
+        ("max_context", ctypes.c_int32),
+        ("num_pages", ctypes.c_int32),
+        ("progress", CProgress),
+        ("progress_context", ctypes.c_void_p),
+    )
+
+
+class CEngineInfo(ctypes.Structure):
+    _fields_ = (
+        ("kernels", ctypes.c_char * 32),
+        ("device", ctypes.c_char * 128),
+        ("weight_bytes_mapped", ctypes.c_uint64),
+        ("weight_bytes_copied", ctypes.c_uint64),
+        ("kv_bytes", ctypes.c_uint64),
+        ("scratch_bytes", ctypes.c_uint64),
+        ("num_pages", ctypes.c_int32),
+        ("max_slots", ctypes.c_int32),
+        ("max_context", ctypes.c_int32),
+        ("vocab", ctypes.c_int32),
+        ("steps_run", ctypes.c_uint64),
+    )
+
+
+class CSampling(ctypes.Structure):
+    _fields_ = (
+        ("seed", ctypes.c_uint64),
+        ("temperature", ctypes.c_float),
+        ("top_p", ctypes.c_float),
+        ("min_p", ctypes.c_float),
+        ("repetition_penalty", ctypes.c_float),
+        ("frequency_penalty", ctypes.c_float),
+        ("presence_penalty", ctypes.c_float),
+        ("top_k", ctypes.c_int32),
+        ("min_tokens", ctypes.c_int32),
+        ("prompt_len", ctypes.c_int32),
+        ("num_logprobs", ctypes.c_int32),
+        ("num_stop_ids", ctypes.c_int32),
+        ("num_bias", ctypes.c_int32),
+        ("stop_ids", ctypes.c_int32 * MAX_STOP_IDS),
+        ("bias_ids", ctypes.c_int32 * MAX_LOGIT_BIAS),
+        ("bias_values", ctypes.c_float * MAX_LOGIT_BIAS),
+    )
+
+
+class CPageUpdate(ctypes.Structure):
+    _fields_ = (("slot", ctypes.c_int32), ("index", ctypes.c_int32), ("page", ctypes.c_int32))
+
+
+class CStepBatch(ctypes.Structure):
+    _fields_ = (
+        ("num_rows", ctypes.c_int32),
+        ("num_seqs", ctypes.c_int32),
+        ("num_samples", ctypes.c_int32),
+        ("num_page_updates", ctypes.c_int32),
+        ("token_ids", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("seq_slots", ctypes.c_void_p),
+        ("seq_starts", ctypes.c_void_p),
+        ("sample_rows", ctypes.c_void_p),
+        ("page_updates", ctypes.c_void_p),
+    )
+
+
+class CStepResult(ctypes.Structure):
+    _fields_ = (
+        ("num_samples", ctypes.c_int32),
+        ("token_ids", ctypes.c_void_p),
+        ("logprobs", ctypes.c_void_p),
+        ("top_ids", ctypes.c_void_p),
+        ("top_logprobs", ctypes.c_void_p),
+        ("device_ns", ctypes.c_uint64),
+    )
+
+
+_ERRORS: dict[int, type[errors.WorkerError]] = {
+    1: errors.InvalidRequestError,
+    2: errors.UnsupportedError,
+    3: errors.CheckpointError,
+    4: errors.OutOfMemoryError,
+    5: errors.DeviceError,
+    6: errors.InternalError,
+}
+
+
+def kernel_table_path(name: str) -> Path:
+    """The shared object of the built-in kernel table `name` ("cpu")."""
+    return LIBRARY_DIR / f"libglm_kernels_{name}.so"
+
+
+class Library:
+    """libglm_runtime.so, loaded and with typed entry points."""
+
+    def __init__(self, path: Path = LIBRARY_DIR / "libglm_runtime.so") -> None:
+        """Load `path`. Raises UnsupportedError if it is missing, cannot be loaded or has another version."""
+        if not path.exists():
+            raise errors.UnsupportedError(f"native runtime {path} is missing: run `make build`")
+        try:
+            self._dll = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise errors.UnsupportedError(
+                f"native runtime {path} cannot be loaded ({error}): run `make build`"
+            ) from error
+        self._dll.glm_runtime_version.restype = ctypes.c_uint32
+        version = self._dll.glm_runtime_version()
+        if version != RUNTIME_VERSION:
+            raise errors.UnsupportedError(
+                f"native runtime {path} has version {version}, expected {RUNTIME_VERSION}: run `make build`"
+            )
+        engine = ctypes.c_void_p
+        ints, count = ctypes.c_void_p, ctypes.c_int32
+        signatures: dict[str, tuple[Any, ...]] = {
+            "create": (ctypes.POINTER(CEngineOptions), ctypes.POINTER(ctypes.c_void_p)),
+            "get_info": (engine, ctypes.POINTER(CEngineInfo)),
+            "bind_slot": (engine, count, ctypes.POINTER(CSampling), ints, count, ints, count),
+            "release_slot": (engine, count),
+            "submit": (engine, ctypes.POINTER(CStepBatch)),
+            "collect": (engine, ctypes.POINTER(CStepResult)),
+            "read_buffer": (engine, ctypes.c_char_p, count, ctypes.c_void_p, ctypes.c_size_t),
+        }
+        for name, arguments in signatures.items():
+            function = getattr(self._dll, f"glm_engine_{name}")
+            function.argtypes = (*arguments, ctypes.POINTER(CError))
+            function.restype = ctypes.c_int
+        self._dll.glm_engine_destroy.argtypes = (engine,)
+        self._dll.glm_engine_destroy.restype = None
+
+    def call(self, name: str, *arguments: object) -> None:
+        """Call glm_engine_`name`; raise what its status means."""
+        error = CError()
+        status = getattr(self._dll, f"glm_engine_{name}")(*arguments, ctypes.byref(error))
+        if status != 0:
+            message = error.message.decode("utf-8", "replace")
+            raise _ERRORS.get(status, errors.InternalError)(message)
+
+    def destroy(self, handle: ctypes.c_void_p) -> None:
+        self._dll.glm_engine_destroy(handle)
+
+
+class Engine:
+    """One native engine. Use from one thread, except `info`."""
+
+    def __init__(self, library: Library, handle: ctypes.c_void_p) -> None:
+        self._library = library
+        self._handle = handle
+
+    @classmethod
+    def create(cls, options: EngineOptions, library: Library | None = None) -> Self:
+        """Map the checkpoint, bind the plans and allocate everything.
+
+        Raises InvalidRequestError (plan or sizes), CheckpointError, UnsupportedError (kernels), OutOfMemoryError, and
+        what `options.progress` raised, after loading.
+        """
+        library = library or Library()
+        raised: list[BaseException] = []
+        handle = ctypes.c_void_p()
+        c_options, kept = _c_options(options, raised)
+        library.call("create", ctypes.byref(c_options), ctypes.byref(handle))
+        del kept
+        engine = cls(library, handle)
+        if raised:
+            engine.close()
+            raise raised[0]
+        return engine
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Wait for steps in flight and free everything. Idempotent."""
+        self._library.destroy(self._handle)
+        self._handle = ctypes.c_void_p()
+
+    def info(self) -> EngineInfo:
+        raw = CEngineInfo()
+        self._library.call("get_info", self._handle, ctypes.byref(raw))
+        values: dict[str, Any] = {name: getattr(raw, name) for name, _ in CEngineInfo._fields_}
+        values.update(kernels=raw.kernels.decode(), device=raw.device.decode())
+        return EngineInfo(**values)
+
+    def bind_slot(self, slot: int, sampling: Sampling, prompt: Int32Array, sampled: Int32Array) -> None:
+        """Give `slot` to a request whose history is `prompt`, then `sampled` (both may be empty without penalties)."""
+        for name, array in (("prompt", prompt), ("sampled", sampled)):
+            _check(name, array, (None,))
+        history = (prompt.ctypes.data, len(prompt), sampled.ctypes.data, len(sampled))
+        self._library.call("bind_slot", self._handle, slot, ctypes.byref(_c_sampling(sampling)), *history)
+
+    def release_slot(self, slot: int) -> None:
+        """Idempotent; the slot's page table is forgotten."""
+        self._library.call("release_slot", self._handle, slot)
+
+    def submit(self, batch: StepBatch) -> None:
+        """Queue a step; the arrays are copied. At most MAX_IN_FLIGHT steps may be uncollected."""
+        num_rows, num_seqs = len(batch.token_ids), len(batch.seq_slots)
+        shapes: dict[str, tuple[int | None, ...]] = {
+            "token_ids": (None,),
+            "positions": (num_rows,),
+            "seq_slots": (None,),
+            "seq_starts": (num_seqs + 1,),
+            "sample_rows": (None,),
+            "page_updates": (None, 3),
+        }
+        for name, shape in shapes.items():
+            _check(name, getattr(batch, name), shape)
+        counts = (num_rows, num_seqs, len(batch.sample_rows), len(batch.page_updates))
+        raw = CStepBatch(*counts, *(getattr(batch, name).ctypes.data for name in shapes))
+        self._library.call("submit", self._handle, ctypes.byref(raw))
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest uncollected step."""
+        raw = CStepResult()
+        self._library.call("collect", self._handle, ctypes.byref(raw))
+        count = raw.num_samples
+        return StepResult(
+            token_ids=_copy(raw.token_ids, (count,), np.int32),
+            logprobs=_copy(raw.logprobs, (count,), np.float32),
+            top_ids=_copy(raw.top_ids, (count, MAX_LOGPROBS), np.int32),
+            top_logprobs=_copy(raw.top_logprobs, (count, MAX_LOGPROBS), np.float32),
+            device_ns=raw.device_ns,
+        )
+
+    def read_buffer(self, name: str, shape: tuple[int, int], dtype: DTypeLike) -> NDArray[Any]:
+        """Copy `shape` = (rows, cols) of a plan buffer as the last step left it; bf16 as uint16, FP8 as uint8."""
+        out = np.empty(shape, dtype)
+        self._library.call("read_buffer", self._handle, name.encode(), shape[0], out.ctypes.data, out.nbytes)
+        return out
+
+
+def _check(name: str, array: Int32Array, shape: tuple[int | None, ...]) -> None:
+    fits = array.ndim == len(shape) and all(want in (None, got) for got, want in zip(array.shape, shape, strict=True))
+    if array.dtype != np.int32 or not array.flags.c_contiguous or not fits:
+        wanted = "x".join("n" if size is None else str(size) for size in shape)
+        raise errors.InvalidRequestError(
+            f"{name}: expected contiguous int32 of shape {wanted}, got {array.dtype} of shape {array.shape}"
+        )
+
+
+def _copy(address: int, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    out = np.empty(shape, dtype)
+    if out.nbytes:
+        ctypes.memmove(out.ctypes.data, address, out.nbytes)
+    return out
+
+
+def _c_sampling(sampling: Sampling) -> CSampling:
+    for name, count, limit in (
+        ("stop_ids", len(sampling.stop_ids), MAX_STOP_IDS),
+        ("logit_bias", len(sampling.logit_bias), MAX_LOGIT_BIAS),
+    ):
+        if count > limit:
+            raise errors.InvalidRequestError(f"{name}: {count} entries, at most {limit} are allowed")
+    raw = CSampling(num_stop_ids=len(sampling.stop_ids), num_bias=len(sampling.logit_bias))
+    for name in (field_name for field_name, _ in CSampling._fields_[:11]):
+        setattr(raw, name, getattr(sampling, name))
+    raw.stop_ids[: len(sampling.stop_ids)] = list(sampling.stop_ids)
+    raw.bias_ids[: len(sampling.logit_bias)] = [token for token, _ in sampling.logit_bias]
+    raw.bias_values[: len(sampling.logit_bias)] = [value for _, value in sampling.logit_bias]
+    return raw
+
+
+def _c_options(options: EngineOptions, raised: list[BaseException]) -> tuple[CEngineOptions, list[object]]:
+    """The C options, and the objects they point into: keep those until the call has returned."""
+    tensors = (CTensorSource * len(options.tensors))()
+    for raw, source in zip(tensors, options.tensors, strict=True):
+        if len(source.shape) > MAX_RANK:
+            raise errors.CheckpointError(
+                f"tensor {source.name}: rank {len(source.shape)}, at most {MAX_RANK} is supported"
+            )
+        raw.name, raw.path = source.name.encode(), str(source.path).encode()
+        raw.offset, raw.bytes, raw.dtype = source.offset, source.nbytes, source.dtype.encode()
+        raw.rank = len(source.shape)
+        raw.shape[: len(source.shape)] = source.shape
+    progress = _c_progress(options.progress, raised)
+    c_options = CEngineOptions(
+        kernels_path=str(options.kernels_path).encode(),
+        mixed_plan=options.mixed_plan.encode(),
+        decode_plan=options.decode_plan.encode(),
+        tensors=tensors,
+        num_tensors=len(tensors),
+        progress=progress,
+        **{name: getattr(options, name) for name in _OPTION_INTEGERS},
+    )
+    return c_options, [tensors, progress]
+
+
+_OPTION_INTEGERS = tuple(
+    name for name, kind in CEngineOptions._fields_ if kind is ctypes.c_int32 and name != "num_tensors"
+)
+
+
+def _c_progress(progress: Progress | None, raised: list[BaseException]) -> Any:
+    """A callback that keeps what `progress` raises: an exception cannot pass through C."""
+    if progress is None:
+        return CProgress()
+
+    def report(_: object, done: int, total: int) -> None:
+        try:
+            if not raised:
+                progress(done, total)
+        except BaseException as error:
+            raised.append(error)
+
+    return CProgress(report)
