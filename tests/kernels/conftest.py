@@ -1,0 +1,39 @@
+"""Fixtures: every table the suite holds to the contract, a device of it, and the activation dtypes."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tests.kernels.harness import BF16, F32, TABLES, Device, Table, load_table
+
+
+@pytest.fixture(scope="session", params=sorted(TABLES))
+def table(request: pytest.FixtureRequest) -> Table:
+    return load_table(request.param)
+
+
+@pytest.fixture(scope="session")
+def device(table: Table) -> Iterator[Device]:
+    opened = table.open(num_threads=2)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="session")
+def other_device(table: Table) -> Iterator[Device]:
+    """The same table with another number of threads: results must not depend on it."""
+    opened = table.open(num_threads=3)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(params=[F32, BF16], ids=["f32", "bf16"])
+def act(request: pytest.FixtureRequest) -> "np.dtype[np.generic]":
+    dtype: np.dtype[np.generic] = request.param
+    return dtype
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(2024)
