@@ -1,33 +1,72 @@
-# make run PROMPT="..." | make serve | make test | make lint | make bench
-# Everything a target needs is set up by it; nothing is assumed but Python 3.11+, a C++ compiler, make and pip.
+# make run PROMPT="..." | make serve | make test | make lint | make bench | make sanitize
+# Each target sets up all it needs; nothing is assumed but Python 3.11 or newer, a C++ compiler, make and pip.
 
 PYTHON ?= python3
 PROMPT ?= The capital of France is
 VENV := .venv
 BIN := $(VENV)/bin
-NATIVE := build/native
 PROTOS := $(shell find protos -name '*.proto')
 NATIVE_SOURCES := $(shell find native kernels -name '*.cpp' -o -name '*.h' -o -name 'CMakeLists.txt')
+CXX_FORMATTED := $(shell find native kernels tests -name '*.cpp' -o -name '*.h')
+MODEL := smollm2-135m-glm
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup build run serve test lint format bench clean
-setup: build/venv.stamp
+.PHONY: build run serve test lint format bench sanitize proto-baseline clean
 
 build/venv.stamp: pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "glmserve needs Python 3.11 or newer; set PYTHON=")'
+	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("glmserve needs Python 3.11 or newer: make PYTHON=...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	mkdir -p build && touch $@
 
 build/protos.stamp: build/venv.stamp $(PROTOS)
-	$(BIN)/python -m grpc_tools.protoc --proto_path=protos --python_out=protos --grpc_python_out=protos --mypy_out=protos --mypy_grpc_out=protos $(PROTOS)
+	python -m grpc_tools.protoc --proto_path=protos --python_out=protos --grpc_python_out=protos \
+	  --mypy_out=quiet:protos --mypy_grpc_out=quiet:protos $(PROTOS)
 	touch $@
 
 build/native.stamp: build/venv.stamp $(NATIVE_SOURCES)
-	cmake -S native -B $(NATIVE) -G Ninja -DCMAKE_BUILD_TYPE=Release
-	cmake --build $(NATIVE)
-	cmake --install $(NATIVE) --prefix engine_worker/lib
+	cmake -S native -B build/native -G Ninja -DCMAKE_BUILD_TYPE=Release
+	cmake --build build/native
+	cmake --install build/native --prefix engine_worker/lib
 	touch $@
 
-build: build/protos.stamp build/native.stamp
+build/model.stamp: build/venv.stamp build/native.stamp build/protos.stamp
+	glm model fetch $(MODEL)
+	touch $@
+
+build: build/protos.stamp build/native.stamp build/model.stamp
+
+run: build
+	glm generate --prompt "$(PROMPT)"
+
+serve: build
+	glm serve
+
+test: build
+	pytest
+
+lint: build/protos.stamp
+	ruff check .
+	ruff format --check .
+	mypy protos/glmserve/service router engine_worker deploy tests
+	lint-imports
+	clang-format --dry-run --Werror $(CXX_FORMATTED)
+	buf lint
+	buf breaking --against protos/baseline.json
+
+format: build/venv.stamp
+	ruff check --fix-only --quiet .
+	ruff format .
+	clang-format -i $(CXX_FORMATTED)
+
+bench: build
+	python -m tests.bench.cpu
+
+# The API as it was last released: `buf breaking` holds every change against it.
+proto-baseline: build/venv.stamp
+	buf build --output protos/baseline.json
+
+clean:
+	rm -rf build engine_worker/lib
+	find protos -name '*_pb2*.py*' -delete

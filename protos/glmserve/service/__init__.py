@@ -1,0 +1,1 @@
+"""What both services need around their own job: settings, logs, gRPC server set-up, error mapping."""
