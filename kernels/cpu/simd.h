@@ -1,0 +1,70 @@
+/* A vector of floats, as wide as the instruction set has: the arithmetic operators are the compiler's own. */
+#ifndef GLM_CPU_SIMD_H
+#define GLM_CPU_SIMD_H
+
+#include <cstdint>
+#include <cstring>
+
+#include "isa.h"
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
+GLM_CPU_BEGIN
+
+#if defined(__AVX512F__)
+inline constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+inline constexpr int kLanes = 8;
+#else
+inline constexpr int kLanes = 4;
+#endif
+
+using F32 = float __attribute__((vector_size(kLanes * sizeof(float))));
+using I32 = int32_t __attribute__((vector_size(kLanes * sizeof(float))));
+
+inline F32 load(const float* p) {
+  F32 v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+inline void store(float* p, F32 v) {
+  std::memcpy(p, &v, sizeof v);
+}
+
+/* The first n < kLanes floats, then zeros. */
+inline F32 load_first(const float* p, int n) {
+  F32 v = {};
+  std::memcpy(&v, p, static_cast<size_t>(n) * sizeof(float));
+  return v;
+}
+
+inline F32 broadcast(float x) {
+  return F32{} + x;
+}
+
+/* a * b + c: one rounding where the machine has it. */
+inline F32 multiply_add(F32 a, F32 b, F32 c) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(__AVX2__)
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+/* Lanes added in a fixed tree: neighbours first. */
+inline float sum(F32 v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  for (int width = kLanes / 2; width >= 1; width /= 2) {
+    for (int i = 0; i < width; ++i) lanes[i] = lanes[2 * i] + lanes[2 * i + 1];
+  }
+  return lanes[0];
+}
+
+GLM_CPU_END
+
+#endif

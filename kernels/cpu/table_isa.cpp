@@ -1,0 +1,52 @@
+/* The table of one instruction set. */
+#include "device.h"
+#include "fp8.h"
+#include "ops.h"
+
+GLM_CPU_BEGIN
+
+namespace {
+
+glm_status open_device(const glm_device_options* options, glm_device** out, char* error, size_t error_size) {
+  return device_open(GLM_STRINGIFY(GLM_ISA), options, out, error, error_size);
+}
+
+size_t workspace_bytes(const glm_device* device, glm_op op, const void* args) {
+  switch (op) {
+    case GLM_OP_QUANTIZE:
+      return quantize_workspace(device, static_cast<const glm_quantize_args*>(args));
+    default:
+      return 0;
+  }
+}
+
+const glm_kernels kKernels = {
+    .version = GLM_KERNELS_VERSION,
+    .name = "cpu",
+    .device_open = open_device,
+    .device_close = device_close,
+    .device_description = device_description,
+    .workspace_bytes = workspace_bytes,
+    .set_workspace = set_workspace,
+    .embed = nullptr,
+    .rms_norm = nullptr,
+    .quantize = quantize,
+    .linear = nullptr,
+    .qk_norm_rope_store = nullptr,
+    .paged_attention = nullptr,
+    .silu_mul = nullptr,
+    .moe_route = nullptr,
+    .moe_group = nullptr,
+    .moe_gate_up = nullptr,
+    .moe_down = nullptr,
+    .gather_rows = nullptr,
+    .sample = nullptr,
+};
+
+}  // namespace
+
+extern const IsaEntry kIsaEntry;
+const IsaEntry kIsaEntry = {
+    .name = GLM_STRINGIFY(GLM_ISA), .kernels = &kKernels, .fp8_encode = fp8_encode, .fp8_decode = fp8_decode};
+
+GLM_CPU_END

@@ -1,0 +1,65 @@
+#ifndef GLM_CPU_THREAD_POOL_H
+#define GLM_CPU_THREAD_POOL_H
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <thread>
+
+namespace glm::cpu {
+
+/* Threads that share the chunks of one loop at a time; the caller is thread 0. Which thread runs a chunk is not fixed,
+ * so a chunk's result may depend on its indices only. Workers spin briefly after a loop, then sleep. */
+class ThreadPool {
+ public:
+  using Body = void (*)(void* context, int64_t begin, int64_t end, int thread);
+
+  /* Throws std::system_error if a thread cannot be started. num_threads >= 1, the caller included. */
+  explicit ThreadPool(int num_threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int num_threads() const { return num_threads_; }
+
+  /* Calls body for [0, n) in chunks of `grain` (the last may be short) and returns when all are done. With one chunk it
+   * runs on the caller. n / grain < 2^32. Not reentrant. */
+  void run(int64_t n, int64_t grain, Body body, void* context);
+
+ private:
+  void worker(int thread);
+  void await_loop(uint32_t seen);
+  void run_chunks(uint32_t loop, int thread);
+  void await_done(uint32_t chunks);
+  void stop();
+
+  int num_threads_;
+  std::unique_ptr<std::thread[]> threads_;
+
+  Body body_ = nullptr;
+  void* context_ = nullptr;
+  int64_t n_ = 0;
+  int64_t grain_ = 1;
+
+  /* Loop number in the high half, chunks not yet claimed in the low half: one compare-and-swap claims a chunk of that
+   * very loop. */
+  alignas(64) std::atomic<uint64_t> cursor_{0};
+  alignas(64) std::atomic<uint32_t> done_{0}; /* finished chunks */
+  alignas(64) std::atomic<uint32_t> loop_{0};
+  std::atomic<bool> stopping_{false};
+};
+
+/* function(begin, end, thread) over [0, n) in chunks of `grain`. */
+template <typename Function>
+void parallel_for(ThreadPool& pool, int64_t n, int64_t grain, Function&& function) {
+  pool.run(
+      n, grain,
+      [](void* context, int64_t begin, int64_t end, int thread) {
+        (*static_cast<std::remove_reference_t<Function>*>(context))(begin, end, thread);
+      },
+      &function);
+}
+
+}  // namespace glm::cpu
+
+#endif
