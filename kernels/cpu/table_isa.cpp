@@ -15,6 +15,12 @@ size_t workspace_bytes(const glm_device* device, glm_op op, const void* args) {
   switch (op) {
     case GLM_OP_QUANTIZE:
       return quantize_workspace(device, static_cast<const glm_quantize_args*>(args));
+    case GLM_OP_RMS_NORM:
+      return rms_norm_workspace(device, static_cast<const glm_rms_norm_args*>(args));
+    case GLM_OP_QK_NORM_ROPE_STORE:
+      return qk_norm_rope_store_workspace(device, static_cast<const glm_qk_norm_rope_store_args*>(args));
+    case GLM_OP_SILU_MUL:
+      return silu_mul_workspace(device, static_cast<const glm_silu_mul_args*>(args));
     default:
       return 0;
   }
@@ -28,18 +34,18 @@ const glm_kernels kKernels = {
     .device_description = device_description,
     .workspace_bytes = workspace_bytes,
     .set_workspace = set_workspace,
-    .embed = nullptr,
-    .rms_norm = nullptr,
+    .embed = embed,
+    .rms_norm = rms_norm,
     .quantize = quantize,
     .linear = nullptr,
-    .qk_norm_rope_store = nullptr,
+    .qk_norm_rope_store = qk_norm_rope_store,
     .paged_attention = nullptr,
-    .silu_mul = nullptr,
+    .silu_mul = silu_mul,
     .moe_route = nullptr,
     .moe_group = nullptr,
     .moe_gate_up = nullptr,
     .moe_down = nullptr,
-    .gather_rows = nullptr,
+    .gather_rows = gather_rows,
     .sample = nullptr,
 };
 
