@@ -1,0 +1,56 @@
+"""From a checkpoint directory to what an engine is made of: its config, its plans and the tensors that they name."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from engine_worker.errors import ConfigError
+from engine_worker.models.config import ModelConfig, read_model_config
+from engine_worker.models.glm4_moe import declare_weights, record_step
+from engine_worker.plan.record import KvDtype, Plan
+from engine_worker.runtime.records import TensorSource
+from engine_worker.weights.manifest import Manifest
+from engine_worker.weights.records import WeightFormat
+from engine_worker.weights.safetensors_index import read_checkpoint
+
+__all__ = ["KvDtypeSetting", "Model", "ModelConfig", "build_model"]
+
+KvDtypeSetting = Literal["auto", KvDtype]  # auto: the activations' dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """`tensors` are those that the plans name; `revision` tells one checkpoint from another."""
+
+    config: ModelConfig
+    mixed: Plan
+    decode: Plan
+    tensors: tuple[TensorSource, ...]
+    revision: str
+
+
+def build_model(directory: Path, kv_dtype: KvDtypeSetting = "auto") -> Model:
+    """Read config, index and shard headers of `directory` and record its plans; no weight is read.
+
+    `revision` is the SHA-256 of config.json, the index and the shards' headers. Raises CheckpointError (broken or
+    incomplete checkpoint), UnsupportedError (a model or format that is not implemented), ConfigError (`kv_dtype`).
+    """
+    if kv_dtype not in ("auto", *get_args(KvDtype)):
+        raise ConfigError(f"kv_dtype: {kv_dtype!r}, expected auto, {', '.join(get_args(KvDtype))}")
+    config, config_bytes = read_model_config(directory)
+    checkpoint = read_checkpoint(directory)
+    formats = {"channel": WeightFormat.FP8_CHANNEL, "block": WeightFormat.FP8_BLOCK}
+    manifest = Manifest(checkpoint, formats[config.quantization] if config.quantization else None)
+    weights = declare_weights(manifest, config)
+    tensors = manifest.close()
+    cache_dtype: KvDtype = config.activation_dtype if kv_dtype == "auto" else kv_dtype
+    return Model(
+        config=config,
+        mixed=record_step("mixed", config, weights, cache_dtype),
+        decode=record_step("decode", config, weights, cache_dtype),
+        tensors=tensors,
+        revision=hashlib.sha256(config_bytes + checkpoint.digest.encode()).hexdigest(),
+    )

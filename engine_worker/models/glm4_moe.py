@@ -1,0 +1,214 @@
+"""GLM-4.5, 4.5-Air, 4.6 and 4.7: the weights they need and the calls that make a step.
+
+    x += attention(norm(x)); x += mlp(norm(x))      in each layer; then norm and head
+
+The residual stream stays in `resid`; a block's output waits in `delta` and is added by the next norm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine_worker.models.config import ModelConfig
+from engine_worker.models.ops import Activation, Recorder
+from engine_worker.models.scratch import MlpScratch, Scratch
+from engine_worker.plan.record import Buffer, KvCache, KvDtype, Plan, PlanName
+from engine_worker.weights.manifest import Manifest
+from engine_worker.weights.records import Experts, Matrix, Vector
+
+
+@dataclass(frozen=True, slots=True)
+class MlpWeights:
+    gate_up: Matrix  # [2*width][hidden]
+    down: Matrix  # [hidden][width]
+
+
+@dataclass(frozen=True, slots=True)
+class MoeWeights:
+    router: Matrix  # [experts][hidden]
+    router_bias: Vector  # [experts]: for the choice only
+    gate: Experts  # each [width][hidden]
+    up: Experts
+    down: Experts  # each [hidden][width]
+    shared: MlpWeights | None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    attn_norm: Vector  # [hidden]
+    qkv: Matrix  # [(heads + 2*kv_heads)*head_dim][hidden]
+    qk_norm: tuple[Vector, Vector] | None  # [head_dim] each
+    o: Matrix  # [hidden][heads*head_dim]
+    mlp_norm: Vector  # [hidden]
+    mlp: MlpWeights | MoeWeights
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    embed: Matrix  # [vocab][hidden]
+    layers: tuple[LayerWeights, ...]
+    norm: Vector  # [hidden]
+    head: Matrix  # [vocab][hidden]
+
+
+def declare_weights(m: Manifest, c: ModelConfig) -> Weights:
+    """Declare what the model reads and waive what it knows and does not read."""
+    weights = Weights(
+        embed=m.matrix("embed", [("model.embed_tokens", c.vocab_size)], c.hidden_size),
+        layers=tuple(_declare_layer(m, c, i) for i in range(c.num_hidden_layers)),
+        norm=m.vector("norm", "model.norm.weight", c.hidden_size),
+        head=m.matrix(
+            "head", [("model.embed_tokens" if c.tie_word_embeddings else "lm_head", c.vocab_size)], c.hidden_size
+        ),
+    )
+    m.waive("model.rotary_emb.inv_freq")
+    for i in range(c.num_hidden_layers, c.num_hidden_layers + c.num_nextn_predict_layers):
+        m.waive_prefix(f"model.layers.{i}.")  # multi-token prediction: the main model does not read it
+    return weights
+
+
+def _declare_layer(m: Manifest, c: ModelConfig, i: int) -> LayerWeights:
+    name, at = f"layers.{i}", f"model.layers.{i}"
+    q, kv = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+    qkv = [(f"{at}.self_attn.q_proj", q), (f"{at}.self_attn.k_proj", kv), (f"{at}.self_attn.v_proj", kv)]
+    qk_norm = None
+    if c.use_qk_norm:
+        qk_norm = (
+            m.vector(f"{name}.attn.q_norm", f"{at}.self_attn.q_norm.weight", c.head_dim),
+            m.vector(f"{name}.attn.k_norm", f"{at}.self_attn.k_norm.weight", c.head_dim),
+        )
+    for scale in ("k_scale", "v_scale"):
+        m.require_unit_scale(f"{at}.self_attn.{scale}")
+    m.waive(f"{at}.self_attn.rotary_emb.inv_freq")
+    return LayerWeights(
+        attn_norm=m.vector(f"{name}.attn.norm", f"{at}.input_layernorm.weight", c.hidden_size),
+        qkv=m.matrix(f"{name}.attn.qkv", qkv, c.hidden_size, bias=c.attention_bias),
+        qk_norm=qk_norm,
+        o=m.matrix(f"{name}.attn.o", [(f"{at}.self_attn.o_proj", c.hidden_size)], q),
+        mlp_norm=m.vector(f"{name}.mlp.norm", f"{at}.post_attention_layernorm.weight", c.hidden_size),
+        mlp=_declare_mlp(m, c, f"{name}.mlp", f"{at}.mlp", c.intermediate_size)
+        if i < c.first_k_dense_replace
+        else _declare_moe(m, c, f"{name}.moe", f"{at}.mlp"),
+    )
+
+
+def _declare_mlp(m: Manifest, c: ModelConfig, name: str, at: str, width: int) -> MlpWeights:
+    return MlpWeights(
+        gate_up=m.matrix(f"{name}.gate_up", [(f"{at}.gate_proj", width), (f"{at}.up_proj", width)], c.hidden_size),
+        down=m.matrix(f"{name}.down", [(f"{at}.down_proj", c.hidden_size)], width),
+    )
+
+
+def _declare_moe(m: Manifest, c: ModelConfig, name: str, at: str) -> MoeWeights:
+    count, width, expert = c.n_routed_experts, c.moe_intermediate_size, f"{at}.experts.{{e}}"
+    shared = None
+    if c.n_shared_experts:
+        shared = _declare_mlp(m, c, f"{name}.shared", f"{at}.shared_experts", c.n_shared_experts * width)
+    return MoeWeights(
+        router=m.matrix(f"{name}.router", [(f"{at}.gate", count)], c.hidden_size),
+        router_bias=m.vector(f"{name}.router_bias", f"{at}.gate.e_score_correction_bias", count),
+        gate=m.experts(f"{name}.gate", f"{expert}.gate_proj", count, width, c.hidden_size),
+        up=m.experts(f"{name}.up", f"{expert}.up_proj", count, width, c.hidden_size),
+        down=m.experts(f"{name}.down", f"{expert}.down_proj", count, c.hidden_size, width),
+        shared=shared,
+    )
+
+
+def record_step(name: PlanName, c: ModelConfig, w: Weights, kv_dtype: KvDtype) -> Plan:
+    """The calls of one step. `mixed` samples S of T rows; `decode` samples each of its rows."""
+    kv = KvCache(c.num_hidden_layers, c.num_key_value_heads, c.head_dim, kv_dtype)
+    p = Recorder(name, c.activation_dtype, c.vocab_size, kv, {"model": "glm4_moe", "tp": 1, "rank": 0})
+    s = Scratch.for_model(c)
+    p.embed("embed", w.embed, out=s.resid)
+    delta = None
+    for i, layer in enumerate(w.layers):
+        with p.scope(f"layers.{i}"):
+            attention(p, c, s, layer, i=i, delta=delta)
+            mlp(p, c, s, layer)
+        delta = s.delta
+    head(p, c, s, w)
+    return p.plan()
+
+
+def attention(p: Recorder, c: ModelConfig, s: Scratch, w: LayerWeights, *, i: int, delta: Buffer | None) -> None:
+    """delta = o(softmax(q k^T / sqrt(head_dim)) v), with q, k, v from norm(resid + delta)."""
+    heads = c.num_attention_heads
+    x = s.x.for_readers(w.qkv)
+    p.rms_norm("attn.norm", s.resid, w.attn_norm, c.rms_norm_eps, delta=delta, out=x)
+    p.linear("attn.qkv", x, w.qkv, out=s.qkv)
+    norms = None if w.qk_norm is None else (*w.qk_norm, c.rms_norm_eps)
+    p.qk_norm_rope_store("attn.rope_store", s.qkv, norms, heads=heads, rope=s.rope, layer=i, out=s.q)
+    p.paged_attention("attn.core", s.q, heads=heads, softmax_scale=c.head_dim**-0.5, layer=i, out=s.attn.plain)
+    attn = s.attn.for_readers(w.o)
+    if attn.q:
+        p.quantize("attn.quantize", s.attn.plain, out=attn)
+    p.linear("attn.o", attn, w.o, out=s.delta)
+
+
+def mlp(p: Recorder, c: ModelConfig, s: Scratch, w: LayerWeights) -> None:
+    """delta = mlp(norm(resid + delta)): dense in the first layers, experts in the others."""
+    if isinstance(w.mlp, MlpWeights):
+        x = s.x.for_readers(w.mlp.gate_up)
+        p.rms_norm("mlp.norm", s.resid, w.mlp_norm, c.rms_norm_eps, delta=s.delta, out=x)
+        with p.scope("mlp"):
+            swiglu(p, x, w.mlp, s.dense, out=s.delta)
+    else:
+        shared = [w.mlp.shared.gate_up] if w.mlp.shared else []
+        x = s.x.for_readers(w.mlp.router, w.mlp.gate, *shared)
+        p.rms_norm("mlp.norm", s.resid, w.mlp_norm, c.rms_norm_eps, delta=s.delta, out=x)
+        with p.scope("moe"):
+            moe(p, c, s, x, w.mlp)
+
+
+def swiglu(p: Recorder, x: Activation, w: MlpWeights, s: MlpScratch, out: Buffer) -> None:
+    """out = down(silu(gate x) * up x); Shazeer 2020."""
+    p.linear("gate_up", x, w.gate_up, out=s.gate_up)
+    hidden = s.hidden.for_readers(w.down)
+    p.silu_mul("silu_mul", s.gate_up, out=hidden)
+    p.linear("down", hidden, w.down, out=out)
+
+
+def moe(p: Recorder, c: ModelConfig, s: Scratch, x: Activation, w: MoeWeights) -> None:
+    """delta = shared(x) + sum of weight_e * expert_e(x) over the token's top_k experts."""
+    p.moe_route(
+        "route",
+        x,
+        w.router,
+        w.router_bias,
+        groups=c.n_group,
+        topk_groups=c.topk_group,
+        normalize=c.norm_topk_prob,
+        scale=c.routed_scaling_factor,
+        ids=s.ids,
+        weights=s.weights,
+    )
+    p.moe_group("group", s.ids, w.gate, offsets=s.offsets, order=s.order)
+    if w.shared:
+        with p.scope("shared"):
+            swiglu(p, x, w.shared, s.shared, out=s.delta)
+    hidden = s.expert_hidden.for_readers(w.down)
+    p.moe_gate_up("gate_up", x, w.gate, w.up, offsets=s.offsets, order=s.order, out=hidden)
+    p.moe_down(
+        "down",
+        hidden,
+        w.down,
+        offsets=s.offsets,
+        order=s.order,
+        ids=s.ids,
+        weights=s.weights,
+        base=s.delta if w.shared else None,
+        out=s.delta,
+    )
+
+
+def head(p: Recorder, c: ModelConfig, s: Scratch, w: Weights) -> None:
+    """logits = head(norm(resid + delta)) of the sampled rows, and their next tokens."""
+    resid, delta, forms = s.resid, s.delta, s.x
+    if p.name == "mixed":
+        resid, delta, forms = s.last_resid, s.last_delta, s.last_x
+        p.gather_rows("head.gather_resid", s.resid, out=resid)
+        p.gather_rows("head.gather_delta", s.delta, out=delta)
+    x = forms.for_readers(w.head)
+    p.rms_norm("head.norm", resid, w.norm, c.rms_norm_eps, delta=delta, out=x)
+    p.linear("head.logits", x, w.head, out=s.logits)
+    p.sample("head.sample", s.logits)
