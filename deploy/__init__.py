@@ -1,0 +1,1 @@
+"""How glmserve is put on a machine: models, the local launcher, the command line."""
