@@ -55,15 +55,23 @@ inline F32 multiply_add(F32 a, F32 b, F32 c) {
 #endif
 }
 
-/* Lanes added in a fixed tree: neighbours first. */
-inline float sum(F32 v) {
-  float lanes[kLanes];
-  store(lanes, v);
-  for (int width = kLanes / 2; width >= 1; width /= 2) {
-    for (int i = 0; i < width; ++i) lanes[i] = lanes[2 * i] + lanes[2 * i + 1];
-  }
-  return lanes[0];
+/* Lanes added in a fixed tree. */
+#if defined(__AVX2__)
+inline float sum(__m256 v) {
+  const __m256 pairs = _mm256_hadd_ps(v, v);
+  const __m256 quads = _mm256_hadd_ps(pairs, pairs);
+  return quads[0] + quads[4];
 }
+#endif
+#if defined(__AVX512F__)
+inline float sum(F32 v) {
+  return sum(_mm512_castps512_ps256(v) + _mm512_extractf32x8_ps(v, 1));
+}
+#elif !defined(__AVX2__)
+inline float sum(F32 v) {
+  return (v[0] + v[1]) + (v[2] + v[3]);
+}
+#endif
 
 GLM_CPU_END
 

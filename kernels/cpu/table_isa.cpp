@@ -21,6 +21,8 @@ size_t workspace_bytes(const glm_device* device, glm_op op, const void* args) {
       return qk_norm_rope_store_workspace(device, static_cast<const glm_qk_norm_rope_store_args*>(args));
     case GLM_OP_SILU_MUL:
       return silu_mul_workspace(device, static_cast<const glm_silu_mul_args*>(args));
+    case GLM_OP_PAGED_ATTENTION:
+      return paged_attention_workspace(device, static_cast<const glm_paged_attention_args*>(args));
     default:
       return 0;
   }
@@ -37,14 +39,14 @@ const glm_kernels kKernels = {
     .embed = embed,
     .rms_norm = rms_norm,
     .quantize = quantize,
-    .linear = nullptr,
+    .linear = linear,
     .qk_norm_rope_store = qk_norm_rope_store,
-    .paged_attention = nullptr,
+    .paged_attention = paged_attention,
     .silu_mul = silu_mul,
-    .moe_route = nullptr,
-    .moe_group = nullptr,
-    .moe_gate_up = nullptr,
-    .moe_down = nullptr,
+    .moe_route = moe_route,
+    .moe_group = moe_group,
+    .moe_gate_up = moe_gate_up,
+    .moe_down = moe_down,
     .gather_rows = gather_rows,
     .sample = nullptr,
 };

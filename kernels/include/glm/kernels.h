@@ -192,7 +192,9 @@ typedef struct glm_quantize_args {
 
 /* out[t][n] = sum_k x[t][k] * w[n][k] (+ bias[n]), the parts' output channels one after another.
  * FP8 weights take FP8 activations: FP8_CHANNEL with one scale a row: (sum x.w) * x_scale * w_scale; FP8_BLOCK with a scale per 128
- * columns: sum over blocks of (sum x.w) * x_scale[block] * w_scale[block]. Other formats take act activations. */
+ * columns: sum over blocks of (sum x.w) * x_scale[block] * w_scale[block]. Other formats take act activations.
+ * FP8 weights hold no NaN code (here and in the expert operations): the runtime refuses such a checkpoint, and a kernel may read
+ * 0x7f and 0xff as +-480. */
 typedef struct glm_linear_args {
   int32_t rows;
   int32_t num_parts;
@@ -279,7 +281,8 @@ typedef struct glm_moe_group_args {
 } glm_moe_group_args;
 
 /* For each listed assignment a of expert e, with x row t = a / top_k: g = gate_e x, u = up_e x (each rounded to act),
- * y = silu_mul(g, u), written at row a of `out` (act) or, quantised, of `q`. Rows of unlisted assignments are not touched. */
+ * y = silu_mul(g, u), written at row a of `out` (act) or, quantised, of `q`. Rows of unlisted assignments are not touched.
+ * out.dtype says what act is even where out.data is NULL. */
 typedef struct glm_moe_gate_up_args {
   int32_t rows;
   int32_t top_k;

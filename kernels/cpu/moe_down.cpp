@@ -1,0 +1,108 @@
+#include <algorithm>
+
+#include "device.h"
+#include "expert_tasks.h"
+#include "ops.h"
+
+GLM_CPU_BEGIN
+
+namespace {
+
+constexpr int32_t kCombineCols = 1024; /* columns that a thread combines at a time */
+
+struct Scratch {
+  Scratch(std::byte* base, const glm_device* device, const glm_moe_down_args* args)
+      : layout(base), tasks(layout, args->down.count), pitch(padded(args->down.rows)) {
+    const auto threads = static_cast<size_t>(device->pool.num_threads());
+    const size_t assignments = static_cast<size_t>(args->rows) * args->top_k;
+    x = layout.take<float>(activation_floats(args->rows * args->top_k, args->x.cols));
+    matmul = layout.take<float>(threads * matmul_scratch_floats());
+    combine = layout.take<float>(threads * 2 * kCombineCols);
+    results = layout.take<std::byte>(assignments * pitch * dtype_bytes(args->out.dtype));
+  }
+  glm_tensor result_rows(const glm_moe_down_args* args) const {
+    return {results, args->out.dtype, args->down.rows, pitch};
+  }
+  WorkspaceLayout layout;
+  ExpertTasks tasks;
+  int64_t pitch;
+  float* x;
+  float* matmul;
+  float* combine;     /* [threads][2][kCombineCols] */
+  std::byte* results; /* act [rows * top_k][pitch]: each assignment's own product */
+};
+
+void* element(const glm_tensor& tensor, int64_t row, int64_t col) {
+  return static_cast<std::byte*>(row_of(tensor, row)) + col * static_cast<int64_t>(dtype_bytes(tensor.dtype));
+}
+
+void run_task(const glm_moe_down_args* args, const ExpertTask& task, const Activations& x, const glm_tensor& results,
+              const MatmulScratch& local) {
+  const WeightMatrix matrix{args->down.experts[task.expert], args->down.format, args->down.cols};
+  for (int32_t begin = task.begin; begin < task.end; begin += kPanelTokens) {
+    const int32_t count = std::min(kPanelTokens, task.end - begin);
+    matmul(matrix, task.row_begin, task.rows, x, {args->order, 1}, begin, count, local);
+    for (int32_t i = 0; i < count; ++i) {
+      store_act(local.out + i * task.rows, results.dtype, element(results, args->order[begin + i], task.row_begin),
+                task.rows);
+    }
+  }
+}
+
+/* Columns [col, col + n) of row t; `sum` and `term` are scratch of kCombineCols each. */
+void combine(const glm_moe_down_args* args, const glm_tensor& results, int64_t t, int32_t col, int32_t n, float* sum,
+             float* term) {
+  const auto* ids = static_cast<const int32_t*>(row_of(args->ids, t));
+  const auto* weights = static_cast<const float*>(row_of(args->weights, t));
+  if (args->base.data != nullptr) {
+    load_floats(element(args->base, t, col), args->base.dtype, sum, n);
+  } else {
+    std::fill_n(sum, n, 0.0f);
+  }
+  for (int32_t j = 0; j < args->top_k; ++j) {
+    if (ids[j] < args->down.first || ids[j] >= args->down.first + args->down.count) continue;
+    load_floats(element(results, t * args->top_k + j, col), results.dtype, term, n);
+    for (int32_t i = 0; i < n; ++i) sum[i] += weights[j] * term[i];
+  }
+  store_act(sum, args->out.dtype, element(args->out, t, col), n);
+}
+
+void combine_rows(glm_device* device, const glm_moe_down_args* args, const Scratch& scratch) {
+  constexpr int64_t kElementsPerChunk = 16384;
+  const glm_tensor results = scratch.result_rows(args);
+  const int32_t pieces = (args->down.rows + kCombineCols - 1) / kCombineCols;
+  const int64_t grain =
+      kElementsPerChunk / (static_cast<int64_t>(args->top_k) * std::min(kCombineCols, args->down.rows)) + 1;
+  parallel_for(device->pool, static_cast<int64_t>(args->rows) * pieces, grain,
+               [&](int64_t begin, int64_t end, int thread) {
+                 float* sum = scratch.combine + static_cast<size_t>(thread) * 2 * kCombineCols;
+                 for (int64_t i = begin; i < end; ++i) {
+                   const auto col = static_cast<int32_t>(i % pieces) * kCombineCols;
+                   combine(args, results, i / pieces, col, std::min(kCombineCols, args->down.rows - col), sum,
+                           sum + kCombineCols);
+                 }
+               });
+}
+
+}  // namespace
+
+size_t moe_down_workspace(const glm_device* device, const glm_moe_down_args* args) {
+  return Scratch(nullptr, device, args).layout.bytes();
+}
+
+glm_status moe_down(glm_device* device, const glm_moe_down_args* args) {
+  if (args->rows == 0) return GLM_OK;
+  Scratch scratch(device->workspace, device, args);
+  const Activations x =
+      load_activations(device->pool, args->order, args->offsets[args->down.count], args->x, args->x_scale, scratch.x);
+  scratch.tasks.plan(args->down, args->offsets, device->pool.num_threads());
+  const glm_tensor results = scratch.result_rows(args);
+  parallel_for(device->pool, scratch.tasks.num_tasks(), 1, [&](int64_t begin, int64_t end, int thread) {
+    const MatmulScratch local = matmul_scratch(scratch.matmul, thread);
+    for (int64_t i = begin; i < end; ++i) run_task(args, scratch.tasks[i], x, results, local);
+  });
+  combine_rows(device, args, scratch);
+  return GLM_OK;
+}
+
+GLM_CPU_END
