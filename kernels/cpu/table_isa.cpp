@@ -23,6 +23,14 @@ size_t workspace_bytes(const glm_device* device, glm_op op, const void* args) {
       return silu_mul_workspace(device, static_cast<const glm_silu_mul_args*>(args));
     case GLM_OP_PAGED_ATTENTION:
       return paged_attention_workspace(device, static_cast<const glm_paged_attention_args*>(args));
+    case GLM_OP_LINEAR:
+      return linear_workspace(device, static_cast<const glm_linear_args*>(args));
+    case GLM_OP_MOE_ROUTE:
+      return moe_route_workspace(device, static_cast<const glm_moe_route_args*>(args));
+    case GLM_OP_MOE_GATE_UP:
+      return moe_gate_up_workspace(device, static_cast<const glm_moe_gate_up_args*>(args));
+    case GLM_OP_MOE_DOWN:
+      return moe_down_workspace(device, static_cast<const glm_moe_down_args*>(args));
     default:
       return 0;
   }
