@@ -1,0 +1,166 @@
+"""One Serve stream to a worker, from its first byte to its loss.
+
+Ownership: the session holds every request submitted on it. When the stream ends, all of them end UNAVAILABLE.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from glmserve.engine.v1 import engine_pb2, engine_pb2_grpc
+from glmserve.service.status import UnavailableError
+from router.dispatch.outcomes import rejection_error
+from router.dispatch.token_stream import TokenStream
+
+ENGINE_SERVICE = "glmserve.engine.v1.EngineService"
+# Responses the worker may be ahead of us. Enough to cover a round trip at any step rate; beyond it the worker merges.
+CREDIT_WINDOW = 32
+# Prompt ids in one message: at most 5 bytes each, well below gRPC's default limit of 4 MiB.
+_MAX_MESSAGE_IDS = 400_000
+
+ServeCall = Any  # grpc.aio.StreamStreamCall; its stubs are not generic at run time
+
+
+class LinkLostError(Exception):
+    """The stream to the worker is gone. The text says how."""
+
+
+class ServeSession:
+    """Submits, aborts and credit one way; outputs, finishes, rejections and load the other."""
+
+    def __init__(self, channel: grpc.aio.Channel, heartbeat_s: float, on_change: Callable[[], None]) -> None:
+        """`on_change` is called when `serving` may have changed."""
+        self._engine = engine_pb2_grpc.EngineServiceStub(channel)
+        self._health = health_pb2_grpc.HealthStub(channel)
+        self._heartbeat_s = heartbeat_s
+        self._on_change = on_change
+        self._ids = itertools.count(1)
+        self._open: dict[int, TokenStream] = {}
+        self._submits: dict[int, engine_pb2.Submit] = {}
+        self._aborts: list[int] = []
+        self._credit = CREDIT_WINDOW
+        self._spent_credit = 0
+        self._outgoing = asyncio.Event()
+        self._outgoing.set()
+        self._heard = False
+        self._healthy = False
+        self.load: engine_pb2.Load | None = None
+
+    @property
+    def serving(self) -> bool:
+        """The stream is up and the worker takes requests."""
+        return self._healthy and self.load is not None and not self.load.draining
+
+    async def run(self) -> None:
+        """Work until the stream is lost. Raises an ExceptionGroup of AioRpcError and LinkLostError; never returns."""
+        call = self._engine.Serve()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._read(call))
+                tasks.create_task(self._write(call))
+                tasks.create_task(self._watch_health())
+                tasks.create_task(self._beat())
+        finally:
+            call.cancel()
+            self.load = None
+            self._on_change()
+            for stream in self._open.values():
+                stream.fail(UnavailableError("the connection to the engine worker was lost; try again"))
+            self._open.clear()
+
+    def submit(self, submit: engine_pb2.Submit) -> TokenStream:
+        """Queue `submit` for the next message; its request_id is set here."""
+        request_id = next(self._ids)
+        submit.request_id = request_id
+        stream = self._open[request_id] = TokenStream(request_id)
+        self._submits[request_id] = submit
+        self._outgoing.set()
+        return stream
+
+    def abort(self, stream: TokenStream) -> None:
+        """Tell the worker to stop; the stream still gets its finish. Has no effect on one that has ended."""
+        if not stream.ended:
+            self._aborts.append(stream.request_id)
+            self._outgoing.set()
+
+    def release(self, stream: TokenStream) -> None:
+        """Nobody reads the stream any more: abort it if it runs, and forget it. Idempotent."""
+        running = self._open.pop(stream.request_id, None) is not None
+        if running and self._submits.pop(stream.request_id, None) is None:
+            self.abort(stream)
+
+    async def _read(self, call: ServeCall) -> None:
+        async for response in call:
+            self._heard = True
+            if response.HasField("load"):
+                self.load = response.load
+                self._on_change()
+            self._dispatch(response)
+            if response.outputs:
+                self._spend_credit()
+        raise LinkLostError("the worker ended the stream")
+
+    def _dispatch(self, response: engine_pb2.ServeResponse) -> None:
+        streams = self._open
+        for output in response.outputs:
+            stream = streams.get(output.request_id)
+            if stream is not None:
+                stream.push(output)
+        for finish in response.finishes:
+            stream = streams.pop(finish.request_id, None)
+            if stream is not None:
+                stream.finish(finish)
+        for rejection in response.rejections:
+            stream = streams.pop(rejection.request_id, None)
+            if stream is not None:
+                stream.fail(rejection_error(rejection))
+
+    def _spend_credit(self) -> None:
+        self._spent_credit += 1
+        if self._spent_credit >= CREDIT_WINDOW // 2:
+            self._credit += self._spent_credit
+            self._spent_credit = 0
+            self._outgoing.set()
+
+    async def _write(self, call: ServeCall) -> None:
+        while True:
+            await self._outgoing.wait()
+            await call.write(self._take_outgoing())
+
+    def _take_outgoing(self) -> engine_pb2.ServeRequest:
+        """The next message. Aborts name only requests of earlier messages."""
+        request = engine_pb2.ServeRequest(abort_request_ids=self._aborts, credit=self._credit)
+        self._aborts = []
+        self._credit = 0
+        room = _MAX_MESSAGE_IDS
+        for request_id, submit in list(self._submits.items()):
+            room -= len(submit.prompt_token_ids)
+            if room < 0 and request.submits:
+                return request
+            request.submits.append(submit)
+            del self._submits[request_id]
+        self._outgoing.clear()
+        return request
+
+    async def _watch_health(self) -> None:
+        request = health_pb2.HealthCheckRequest(service=ENGINE_SERVICE)
+        async for response in self._health.Watch(request):  # type: ignore[attr-defined]
+            self._healthy = response.status == health_pb2.HealthCheckResponse.SERVING
+            self._on_change()
+        raise LinkLostError("the worker ended the health watch")
+
+    async def _beat(self) -> None:
+        """After a silent interval ask for the load: a worker that cannot answer within another one is gone."""
+        while True:
+            await asyncio.sleep(self._heartbeat_s)
+            if not self._heard:
+                reply = await self._engine.GetLoad(engine_pb2.GetLoadRequest(), timeout=self._heartbeat_s)
+                if self.load is not None:
+                    self.load = reply.load
+            self._heard = False

@@ -1,0 +1,128 @@
+"""The router's connection to its worker: keeps one Serve stream up, and says so when it is not."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import grpc
+import structlog
+
+from glmserve.engine.v1 import engine_pb2, engine_pb2_grpc
+from glmserve.service.status import UnavailableError
+from router.dispatch.serve_session import LinkLostError, ServeSession
+from router.dispatch.token_stream import TokenStream
+
+log = structlog.get_logger()
+
+_MIN_BACKOFF_S = 0.1
+_MAX_BACKOFF_S = 2.0
+_CONNECT_TIMEOUT_S = 10.0
+# Logprobs of many sequences and merged steps can pass gRPC's default of 4 MiB.
+_MAX_RESPONSE_BYTES = 64 << 20
+_CHANNEL_OPTIONS = (
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", int(_MIN_BACKOFF_S * 1000)),
+    ("grpc.min_reconnect_backoff_ms", int(_MIN_BACKOFF_S * 1000)),
+    ("grpc.max_reconnect_backoff_ms", int(_MAX_BACKOFF_S * 1000)),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", _MAX_RESPONSE_BYTES),
+)
+
+
+class WorkerLink:
+    """Requests go to the session that is up; while none is, they are refused at once.
+
+    `info`: what the worker says of itself. `changed` is set whenever `serving` may have changed.
+    """
+
+    def __init__(self, address: str, vocab_size: int, heartbeat_s: float) -> None:
+        """`vocab_size`: of the model directory; a worker with another one serves another model and is not used."""
+        self._address = address
+        self._vocab_size = vocab_size
+        self._heartbeat_s = heartbeat_s
+        self._session: ServeSession | None = None
+        self._info: engine_pb2.GetInfoResponse | None = None
+        self._down_reason = "not connected yet"
+        self.changed = asyncio.Event()
+
+    @property
+    def serving(self) -> bool:
+        """A request submitted now would reach a worker that takes it."""
+        return self._session is not None and self._session.serving
+
+    @property
+    def info(self) -> engine_pb2.GetInfoResponse:
+        """Raises UnavailableError: no worker takes requests now."""
+        if not self.serving or self._info is None:
+            raise UnavailableError(f"no engine worker at {self._address}: {self._down_reason}")
+        return self._info
+
+    async def run(self) -> None:
+        """Connect, serve, reconnect with backoff, until cancelled."""
+        async with grpc.aio.insecure_channel(self._address, options=_CHANNEL_OPTIONS) as channel:
+            backoff_s = _MIN_BACKOFF_S
+            while True:
+                if await self._connect_and_serve(channel):
+                    backoff_s = _MIN_BACKOFF_S
+                # Jitter keeps the routers of a restarted worker from arriving together.
+                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+                backoff_s = min(backoff_s * 1.6, _MAX_BACKOFF_S)
+
+    def submit(self, submit: engine_pb2.Submit) -> tuple[ServeSession, TokenStream]:
+        """Send a request; its request_id is set here. The session is the one to abort and release it on.
+
+        Raises UnavailableError: no worker takes requests now.
+        """
+        session = self._session
+        if session is None or not session.serving:
+            raise UnavailableError(f"no engine worker at {self._address}: {self._down_reason}")
+        return session, session.submit(submit)
+
+    async def _connect_and_serve(self, channel: grpc.aio.Channel) -> bool:
+        """One attempt. True if the worker was reached, however it ended."""
+        connected = False
+        reason = ""
+        try:
+            await self._connect(channel)
+            connected = True
+            await self._serve(channel)
+        except* grpc.aio.AioRpcError as group:
+            reason = _first_rpc_error(group)
+        except* LinkLostError as group:
+            reason = str(group.exceptions[0])
+        if connected or reason != self._down_reason:
+            log.warning("worker_down", worker=self._address, reason=reason)
+        self._down_reason = reason
+        return connected
+
+    async def _connect(self, channel: grpc.aio.Channel) -> None:
+        stub = engine_pb2_grpc.EngineServiceStub(channel)
+        info = await stub.GetInfo(engine_pb2.GetInfoRequest(), timeout=_CONNECT_TIMEOUT_S)
+        if info.vocab_size != self._vocab_size:
+            raise LinkLostError(
+                f"it serves {info.model_name} with vocab_size {info.vocab_size}, but the router's model has "
+                f"{self._vocab_size}; start both on the same model directory"
+            )
+        self._info = info
+        log.info("worker_connected", worker=self._address, model=info.model_name, version=info.version)
+
+    async def _serve(self, channel: grpc.aio.Channel) -> None:
+        self._down_reason = "it is starting or draining"
+        self._session = ServeSession(channel, self._heartbeat_s, self.changed.set)
+        try:
+            await self._session.run()
+        finally:
+            self._session = None
+            self.changed.set()
+
+
+def _first_rpc_error(group: BaseExceptionGroup[grpc.aio.AioRpcError]) -> str:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, grpc.aio.AioRpcError)
+    return f"{error.code().name}: {error.details()}"

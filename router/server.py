@@ -1,0 +1,114 @@
+"""The router process: settings, model files, server, worker link, shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+import uvloop
+
+from glmserve.service import logs
+from glmserve.service.grpc_server import GrpcServer, start_server, wait_for_stop, write_ready_file
+from glmserve.service.settings import SettingsError
+from router import wire
+from router.config import RouterConfig
+from router.dispatch.admission import Admission
+from router.dispatch.worker_link import WorkerLink
+from router.errors import CheckpointError
+from router.model import TextModel
+from router.service import SERVICE, InferenceService
+
+log = structlog.get_logger()
+
+# For the statuses of the last requests to leave, once all requests are done or the drain limit is over.
+_CLOSE_GRACE_S = 0.2
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run until SIGTERM or SIGINT. Returns the exit code: 0, or 2 with one line on stderr if it cannot start."""
+    try:
+        config = RouterConfig.load(argv, prog="glm router")
+        logs.configure("router", config.log_level)
+        model = TextModel.load(config.model)
+        uvloop.run(serve(config, model))
+    except (SettingsError, CheckpointError, OSError) as error:
+        print(f"glm router: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+async def serve(config: RouterConfig, model: TextModel) -> None:
+    """Serve until a signal, then drain. Raises OSError: the address cannot be bound or the ready file not written."""
+    router = await Router.start(config, model)
+    log.info("listening", address=router.address, worker=config.worker)
+    try:
+        if config.ready_file is not None:
+            write_ready_file(config.ready_file, router.address)
+        await wait_for_stop(router.failure)
+        log.info("draining", limit_s=config.drain_s)
+        await router.drain(config.drain_s)
+    finally:
+        await router.stop()
+    log.info("stopped")
+
+
+class Router:
+    """A running router. `failure` finishes only if a background task fails, with its exception."""
+
+    def __init__(self, started: GrpcServer, link: WorkerLink, admission: Admission) -> None:
+        self._started = started
+        self._admission = admission
+        self._health_task = asyncio.create_task(_follow_link(started, link))
+        self._link_task = asyncio.create_task(link.run())
+        self.failure: asyncio.Future[Any] = asyncio.gather(self._health_task, self._link_task)
+
+    @classmethod
+    async def start(cls, config: RouterConfig, model: TextModel) -> Router:
+        """Listen, and begin to connect to the worker. Raises OSError: the address cannot be bound."""
+        admission = Admission(config.max_requests, config.max_prompt_tokens, config.retry_after_ms)
+        link = WorkerLink(config.worker, model.vocab_size, config.heartbeat_s)
+        service = InferenceService(model, link, admission)
+        started = await start_server(
+            lambda server: wire.register(SERVICE, service, server),
+            (SERVICE.full_name,),
+            config.listen,
+            config.max_message_bytes,
+        )
+        return cls(started, link, admission)
+
+    @property
+    def address(self) -> str:
+        """Where it listens, HOST:PORT."""
+        return self._started.address
+
+    async def drain(self, limit_s: float) -> None:
+        """Turn NOT_SERVING, refuse new requests, and wait for the running ones, at most `limit_s`."""
+        await _cancel(self._health_task)
+        await self._started.set_serving(False)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._admission.drain(), limit_s)
+
+    async def stop(self) -> None:
+        """End what still runs, and close."""
+        await self._started.server.stop(_CLOSE_GRACE_S)
+        await _cancel(self._health_task)
+        await _cancel(self._link_task)
+        await _cancel(self.failure)
+
+
+async def _follow_link(started: GrpcServer, link: WorkerLink) -> None:
+    """Our health is that of the worker as we see it."""
+    while True:
+        link.changed.clear()
+        await started.set_serving(link.serving)
+        await link.changed.wait()
+
+
+async def _cancel(task: asyncio.Future[Any]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

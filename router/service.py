@@ -1,0 +1,176 @@
+"""glmserve.inference.v1.InferenceService."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import grpc
+
+from glmserve.engine.v1 import engine_pb2
+from glmserve.inference.v1 import inference_pb2
+from glmserve.service.status import InvalidArgumentError, NotFoundError
+from router.dispatch.admission import Admission
+from router.dispatch.worker_link import WorkerLink
+from router.errors import UnsupportedError
+from router.generation import Delta, Generation, GenerationPlan
+from router.model import TextModel
+from router.request_scope import RequestScope, open_scope
+from router.text.chat_template import TemplateRefusalError
+from router.validation import (
+    ModelLimits,
+    check_priority,
+    check_prompt,
+    check_sampling,
+    check_token_ids,
+    engine_sampling,
+)
+
+SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
+_ROLES = {
+    inference_pb2.ROLE_SYSTEM: "system",
+    inference_pb2.ROLE_USER: "user",
+    inference_pb2.ROLE_ASSISTANT: "assistant",
+}
+
+
+class InferenceService:
+    """Handlers, one method an RPC (`router.wire.register`). Stateless between requests."""
+
+    def __init__(self, model: TextModel, link: WorkerLink, admission: Admission) -> None:
+        self._model = model
+        self._link = link
+        self._admission = admission
+
+    async def generate(
+        self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        """Continue a prompt."""
+        scope = await open_scope(context, "Generate")
+        with scope.recorded():
+            limits = self._admit(scope, request)
+            field, prompt_ids = await self._prompt_ids(request)
+            plan = self._plan(scope, request, limits, field, prompt_ids)
+            # Given once, with whatever the first message carries.
+            prompt_to_return: Sequence[int] = prompt_ids if request.return_prompt_ids else ()
+            async for delta in self._run(scope, plan):
+                yield inference_pb2.GenerateResponse(
+                    request_id=scope.request_id,
+                    text=delta.text,
+                    token_ids=delta.token_ids,
+                    logprobs=delta.logprobs,
+                    prompt_ids=prompt_to_return,
+                    finish=delta.finish,
+                )
+                prompt_to_return = ()
+
+    async def chat(
+        self, request: inference_pb2.ChatRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[inference_pb2.ChatResponse]:
+        """Answer a conversation."""
+        scope = await open_scope(context, "Chat")
+        with scope.recorded():
+            limits = self._admit(scope, request)
+            prompt = self._render(request.messages)
+            prompt_ids = await self._model.tokenizer.encode(prompt, add_special_tokens=False)
+            plan = self._plan(scope, request, limits, "messages", prompt_ids)
+            async for delta in self._run(scope, plan):
+                yield inference_pb2.ChatResponse(
+                    request_id=scope.request_id,
+                    content=delta.text,
+                    token_ids=delta.token_ids,
+                    logprobs=delta.logprobs,
+                    finish=delta.finish,
+                )
+
+    async def tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> inference_pb2.TokenizeResponse:
+        """Text to ids."""
+        ids = await self._model.tokenizer.encode(request.text, add_special_tokens=request.add_special_tokens)
+        return inference_pb2.TokenizeResponse(ids=ids)
+
+    async def detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> inference_pb2.DetokenizeResponse:
+        """Ids to text."""
+        check_token_ids("ids", request.ids, self._model.vocab_size)
+        text = self._model.tokenizer.decode(request.ids, skip_special_tokens=request.skip_special_tokens)
+        return inference_pb2.DetokenizeResponse(text=text)
+
+    async def get_model(
+        self, request: inference_pb2.GetModelRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> inference_pb2.GetModelResponse:
+        """What is served, as the worker tells."""
+        info = self._worker_info(request.model)
+        return inference_pb2.GetModelResponse(
+            name=info.model_name,
+            revision=info.model_revision,
+            vocab_size=info.vocab_size,
+            max_context=info.max_context,
+            eos_token_ids=info.eos_token_ids,
+            worker_version=info.version,
+            device=info.device,
+        )
+
+    def _worker_info(self, model: str) -> engine_pb2.GetInfoResponse:
+        """Raises UnavailableError: no worker. Raises NotFoundError: it serves another model."""
+        info = self._link.info
+        if model not in ("", info.model_name):
+            raise NotFoundError(f"model: {model!r} is not served here; served: {info.model_name!r}")
+        return info
+
+    def _admit(
+        self, scope: RequestScope, request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest
+    ) -> ModelLimits:
+        """All that can be refused before the prompt is tokenised; takes a place."""
+        scope.hold_ticket(self._admission.enter())
+        info = self._worker_info(request.model)
+        check_priority(request.priority)
+        check_sampling(request.sampling, self._model.vocab_size)
+        return ModelLimits(info.max_context, self._model.vocab_size)
+
+    async def _prompt_ids(self, request: inference_pb2.GenerateRequest) -> tuple[str, Sequence[int]]:
+        """The field the prompt is in, and its ids."""
+        given = request.WhichOneof("input")
+        if given == "prompt_ids":
+            check_token_ids("prompt_ids.ids", request.prompt_ids.ids, self._model.vocab_size)
+            return "prompt_ids.ids", list(request.prompt_ids.ids)
+        if given is None:
+            raise InvalidArgumentError("prompt", "missing; set prompt or prompt_ids")
+        return "prompt", await self._model.tokenizer.encode(request.prompt, add_special_tokens=True)
+
+    def _render(self, messages: Sequence[inference_pb2.ChatMessage]) -> str:
+        if self._model.template is None:
+            raise UnsupportedError("the served checkpoint has no chat template; use Generate")
+        if not messages:
+            raise InvalidArgumentError("messages", "empty; at least one message is needed")
+        plain = []
+        for index, message in enumerate(messages):
+            role = _ROLES.get(message.role)
+            if role is None:
+                raise InvalidArgumentError(
+                    f"messages[{index}].role",
+                    f"{message.role} is not a role; allowed: ROLE_SYSTEM, ROLE_USER, ROLE_ASSISTANT",
+                )
+            plain.append({"role": role, "content": message.content})
+        try:
+            return self._model.template.render(plain)
+        except TemplateRefusalError as error:
+            raise InvalidArgumentError("messages", f"the chat template refuses them: {error}") from None
+
+    def _plan(
+        self,
+        scope: RequestScope,
+        request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest,
+        limits: ModelLimits,
+        field: str,
+        prompt_ids: Sequence[int],
+    ) -> GenerationPlan:
+        check_prompt(field, prompt_ids, limits)
+        params = engine_sampling(request.sampling, self._model.defaults, len(prompt_ids), limits)
+        scope.add_prompt(len(prompt_ids))
+        return GenerationPlan(prompt_ids, params, tuple(request.sampling.stop), request.priority)
+
+    def _run(self, scope: RequestScope, plan: GenerationPlan) -> AsyncIterator[Delta]:
+        return Generation(scope, self._model.tokenizer, self._link, plan).deltas()
