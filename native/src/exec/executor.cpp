@@ -1,0 +1,57 @@
+#include "exec/executor.h"
+
+#include <algorithm>
+
+#include "plan/op_form.h"
+#include "support/error.h"
+
+namespace glm {
+
+const char* status_name(glm_status status) {
+  switch (status) {
+    case GLM_OK:
+      return "GLM_OK";
+    case GLM_INVALID_ARGUMENT:
+      return "GLM_INVALID_ARGUMENT";
+    case GLM_UNSUPPORTED:
+      return "GLM_UNSUPPORTED";
+    case GLM_BAD_CHECKPOINT:
+      return "GLM_BAD_CHECKPOINT";
+    case GLM_OUT_OF_MEMORY:
+      return "GLM_OUT_OF_MEMORY";
+    case GLM_DEVICE_ERROR:
+      return "GLM_DEVICE_ERROR";
+    case GLM_INTERNAL:
+      return "GLM_INTERNAL";
+  }
+  return "an unknown status";
+}
+
+size_t Executor::workspace_bytes() const {
+  size_t bytes = 0;
+  for (const BoundOp& op : ops_) {
+    const auto needed = [&](const auto& args) {
+      return kernels_.workspace_bytes(device_, static_cast<glm_op>(op.args.index()), &args);
+    };
+    bytes = std::max(bytes, std::visit(needed, op.args));
+  }
+  return bytes;
+}
+
+void Executor::run(int32_t num_rows, int32_t num_samples) {
+  for (BoundOp& op : ops_) {
+    const auto call = [&](auto& args) {
+      args.rows = op.by_samples ? num_samples : num_rows;
+      return call_op(kernels_, device_, args);
+    };
+    const glm_status status = std::visit(call, op.args);
+    if (status != GLM_OK) [[unlikely]] {
+      // What was checked when the plan was bound cannot be wrong now, so any other status is a contradiction.
+      fail(status == GLM_DEVICE_ERROR ? GLM_DEVICE_ERROR : GLM_INTERNAL, "op ",
+           op_form(static_cast<glm_op>(op.args.index())).name, " ", op.label, " of kernel table ", kernels_.name,
+           " returned ", status_name(status));
+    }
+  }
+}
+
+}  // namespace glm

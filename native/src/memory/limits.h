@@ -1,0 +1,26 @@
+// The sizes that the caller chose at create: everything is allocated for these.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "plan/plan.h"
+
+namespace glm {
+
+struct Limits {
+  int32_t max_rows;     // T
+  int32_t max_samples;  // S, and sequences of a step
+  int32_t max_slots;
+  int32_t max_context;
+  int32_t num_pages;
+
+  int32_t max_pages() const { return max_context / GLM_PAGE_SIZE; }  // of one sequence
+
+  int64_t rows_of(const RowCount& rows) const {
+    const int32_t unit = rows.unit == RowUnit::kRows ? max_rows : rows.unit == RowUnit::kSamples ? max_samples : 1;
+    return int64_t{rows.count} * unit;
+  }
+};
+
+}  // namespace glm

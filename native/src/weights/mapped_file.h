@@ -1,0 +1,25 @@
+// A shard mapped read-only and shared: its pages are the file's own, and no private copy exists.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace glm {
+
+class MappedFile {
+ public:
+  explicit MappedFile(const std::string& path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  const std::byte* data() const { return data_; }
+  uint64_t size() const { return size_; }
+
+ private:
+  const std::byte* data_ = nullptr;
+  uint64_t size_ = 0;
+};
+
+}  // namespace glm

@@ -1,0 +1,131 @@
+#include "weights/scan.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "support/error.h"
+
+namespace glm {
+namespace {
+
+constexpr int64_t kChunkBytes = 4 << 20;
+constexpr int64_t kPageBytes = 4096;
+constexpr auto kReportInterval = std::chrono::milliseconds(250);
+
+struct Chunk {
+  const ScanRegion* region;
+  int64_t first_row;
+  int64_t rows;
+};
+
+bool is_nan(std::byte code) {
+  return (code & std::byte{0x7f}) == std::byte{0x7f};
+}
+
+// Eight codes at a time: adding 1 to the low seven bits carries into the eighth exactly where they are 0x7f.
+bool has_nan(const std::byte* data, int64_t count) {
+  uint64_t carries = 0;
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    uint64_t codes = 0;
+    std::memcpy(&codes, data + i, sizeof(codes));
+    carries |= (codes & 0x7f7f7f7f7f7f7f7fu) + 0x0101010101010101u;
+  }
+  return (carries & 0x8080808080808080u) != 0 || std::any_of(data + i, data + count, is_nan);
+}
+
+void touch(const std::byte* data, int64_t count) {
+  for (int64_t i = 0; i < count; i += kPageBytes) {
+    static_cast<void>(*static_cast<const volatile std::byte*>(data + i));
+  }
+}
+
+std::vector<Chunk> cut(const std::vector<ScanRegion>& regions) {
+  std::vector<Chunk> chunks;
+  for (const ScanRegion& region : regions) {
+    const int64_t rows = std::max<int64_t>(1, kChunkBytes / std::max<int64_t>(1, region.row_bytes));
+    for (int64_t row = 0; row < region.rows; row += rows) {
+      chunks.push_back({&region, row, std::min(rows, region.rows - row)});
+    }
+  }
+  return chunks;
+}
+
+class Scan {
+ public:
+  Scan(std::vector<Chunk> chunks, const ScanProgress& progress) : chunks_(std::move(chunks)), progress_(progress) {
+    for (const Chunk& chunk : chunks_) total_ += bytes(chunk);
+  }
+
+  void run(int32_t num_threads) {
+    std::vector<std::thread> helpers;
+    for (int32_t i = 1; i < num_threads; ++i) helpers.emplace_back([this] { work(); });
+    work();
+    for (std::thread& helper : helpers) helper.join();
+    if (error_) throw *error_;
+    if (progress_) progress_(total_, total_);
+  }
+
+ private:
+  static uint64_t bytes(const Chunk& chunk) { return static_cast<uint64_t>(chunk.rows * chunk.region->row_bytes); }
+
+  void work() {
+    for (size_t i = next_++; i < chunks_.size() && !stop_; i = next_++) {
+      check(chunks_[i]);
+      report(bytes(chunks_[i]));
+    }
+  }
+
+  void check(const Chunk& chunk) {
+    const ScanRegion& region = *chunk.region;
+    for (int64_t row = chunk.first_row; row < chunk.first_row + chunk.rows; ++row) {
+      const std::byte* data = region.data + row * region.stride_bytes;
+      if (!region.fp8) {
+        touch(data, region.row_bytes);
+      } else if (has_nan(data, region.row_bytes)) {
+        const int64_t column = std::find_if(data, data + region.row_bytes, is_nan) - data;
+        const std::lock_guard lock(mutex_);
+        if (!error_) {
+          error_.emplace(GLM_BAD_CHECKPOINT,
+                         text("tensor ", region.tensor, " in ", region.shard, ": NaN at index ",
+                              region.first_index + row * region.stride_bytes + column, ", expected finite FP8 values"));
+        }
+        stop_ = true;
+        return;
+      }
+    }
+  }
+
+  void report(uint64_t bytes) {
+    if (!progress_) return;
+    const std::lock_guard lock(mutex_);
+    done_ += bytes;
+    const auto now = std::chrono::steady_clock::now();
+    if (now - reported_ < kReportInterval) return;
+    reported_ = now;
+    progress_(done_, total_);
+  }
+
+  std::vector<Chunk> chunks_;
+  const ScanProgress& progress_;
+  uint64_t total_ = 0;
+  std::atomic<size_t> next_ = 0;
+  std::atomic<bool> stop_ = false;
+  std::mutex mutex_;
+  uint64_t done_ = 0;                               // guarded by mutex_
+  std::chrono::steady_clock::time_point reported_;  // guarded by mutex_
+  std::optional<Failure> error_;                    // guarded by mutex_ until the threads have ended
+};
+
+}  // namespace
+
+void scan_weights(const std::vector<ScanRegion>& regions, int32_t num_threads, const ScanProgress& progress) {
+  Scan(cut(regions), progress).run(num_threads);
+}
+
+}  // namespace glm

@@ -1,0 +1,30 @@
+// One pass over all weights: finds NaN codes in FP8, and brings the pages into memory before the first step needs them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace glm {
+
+// Rows of one tensor that a weight uses.
+struct ScanRegion {
+  std::string tensor;
+  std::string shard;
+  const std::byte* data;
+  int64_t rows;
+  int64_t row_bytes;
+  int64_t stride_bytes;
+  int64_t first_index;  // of data[0] in the tensor
+  bool fp8;             // look for NaN; else only touch
+};
+
+// Bytes done and in all; called from any of the scanning threads, one at a time.
+using ScanProgress = std::function<void(uint64_t done, uint64_t total)>;
+
+// Throws GLM_BAD_CHECKPOINT with tensor and index of a NaN.
+void scan_weights(const std::vector<ScanRegion>& regions, int32_t num_threads, const ScanProgress& progress);
+
+}  // namespace glm

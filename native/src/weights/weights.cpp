@@ -1,0 +1,184 @@
+#include "weights/weights.h"
+
+#include <cmath>
+#include <set>
+
+#include "support/dtype.h"
+#include "support/error.h"
+#include "weights/convert.h"
+
+namespace glm {
+namespace {
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string out = "[";
+  for (const int64_t size : shape) out += text(out.size() > 1 ? ", " : "", size);
+  return out + "]";
+}
+
+[[noreturn]] void mismatch(const Tensor& tensor, const std::string& owner, const std::string& expected) {
+  fail(GLM_BAD_CHECKPOINT, "tensor ", tensor.name, " in ", tensor.shard, ": ", dtype_name(tensor.dtype), " of shape ",
+       shape_text(tensor.shape), ", but ", owner, " expects ", expected);
+}
+
+std::string for_expert(const std::string& name, int32_t id) {
+  std::string out = name;
+  const std::string number = std::to_string(id);
+  for (size_t at = out.find("{e}"); at != std::string::npos; at = out.find("{e}", at + number.size())) {
+    out.replace(at, 3, number);
+  }
+  return out;
+}
+
+class Loader {
+ public:
+  Loader(TensorTable& tensors, Arena& arena) : tensors_(tensors), arena_(arena) {}
+
+  Weights load(const Declarations& declarations) {
+    for (const VectorSpec& spec : declarations.vectors) {
+      const float* data = read_rows(spec.tensor, "vector " + spec.name, spec.rows);
+      weights_.vectors.emplace(spec.name, Vector{data, spec.size});
+    }
+    for (const MatrixSpec& spec : declarations.matrices) add_matrix(spec);
+    for (const ExpertsSpec& spec : declarations.experts) add_experts(spec);
+    return std::move(weights_);
+  }
+
+ private:
+  void add_matrix(const MatrixSpec& spec) {
+    const std::string owner = "matrix " + spec.name;
+    Matrix matrix{.format = spec.format, .rows = spec.rows, .cols = spec.cols, .parts = {}, .bias = {}};
+    for (const PartSpec& part : spec.parts) {
+      matrix.parts.push_back(place(part, spec.format, owner));
+      matrix.bias.push_back(part.bias.empty() ? nullptr : read_rows(part.bias, owner, part.rows));
+    }
+    weights_.matrices.emplace(spec.name, std::move(matrix));
+  }
+
+  void add_experts(const ExpertsSpec& spec) {
+    const std::string owner = "experts " + spec.name;
+    glm_weight* experts = arena_.allocate<glm_weight>(owner, {spec.count});
+    for (int32_t i = 0; i < spec.count; ++i) {
+      PartSpec part = spec.part;
+      part.tensor = for_expert(part.tensor, spec.first + i);
+      part.scale = for_expert(part.scale, spec.first + i);
+      experts[i] = place(part, spec.format, owner);
+    }
+    weights_.experts.emplace(spec.name, glm_expert_weights{.experts = experts,
+                                                           .format = spec.format,
+                                                           .first = spec.first,
+                                                           .count = spec.count,
+                                                           .rows = spec.rows,
+                                                           .cols = spec.cols});
+  }
+
+  glm_weight place(const PartSpec& part, glm_weight_format format, const std::string& owner) {
+    const Tensor tensor = tensors_.find(part.tensor, owner);
+    const bool fits = tensor.shape.size() == 2 && part.rows.end <= tensor.shape[0] && part.cols.end <= tensor.shape[1];
+    if (tensor.dtype != storage_dtype(format) || !fits) {
+      mismatch(
+          tensor, owner,
+          text(dtype_name(storage_dtype(format)), " of at least shape [", part.rows.end, ", ", part.cols.end, "]"));
+    }
+    const int64_t element = static_cast<int64_t>(element_bytes(tensor.dtype));
+    const int64_t stride = tensor.shape[1];
+    const int64_t first = part.rows.begin * stride + part.cols.begin;
+    glm_weight weight{.data = tensor.data + first * element,
+                      .stride = stride,
+                      .scale = nullptr,
+                      .scale_stride = 0,
+                      .rows = static_cast<int32_t>(part.rows.size())};
+    add_region({.tensor = tensor.name,
+                .shard = tensor.shard,
+                .data = tensor.data + first * element,
+                .rows = part.rows.size(),
+                .row_bytes = part.cols.size() * element,
+                .stride_bytes = stride * element,
+                .first_index = first,
+                .fp8 = is_fp8(format)});
+    if (format == GLM_W_FP8_CHANNEL) weight.scale = read_channel_scale(part, tensor, owner);
+    if (format == GLM_W_FP8_BLOCK) {
+      weight.scale = read_block_scale(part, tensor, owner);
+      weight.scale_stride = blocks(part.cols.end) - part.cols.begin / GLM_FP8_BLOCK;
+    }
+    return weight;
+  }
+
+  // Tied weights are named twice and lie in memory once.
+  void add_region(ScanRegion region) {
+    if (seen_.emplace(region.data, region.rows, region.row_bytes).second) weights_.regions.push_back(std::move(region));
+  }
+
+  // Elements [rows) of a tensor of one dimension.
+  const float* read_rows(const std::string& name, const std::string& owner, Range rows) {
+    const Tensor tensor = tensors_.find(name, owner);
+    if (tensor.shape.size() != 1 || rows.end > tensor.shape[0]) {
+      mismatch(tensor, owner, text("a float of at least shape [", rows.end, "]"));
+    }
+    return read_f32(tensor, owner, rows, Range{0, 1}, 1);
+  }
+
+  // [rows] or [rows, 1], beside the weight's rows.
+  const float* read_channel_scale(const PartSpec& part, const Tensor& weight, const std::string& owner) {
+    const Tensor tensor = tensors_.find(part.scale, owner);
+    const bool vector = tensor.shape.size() == 1 || (tensor.shape.size() == 2 && tensor.shape[1] == 1);
+    if (!vector || tensor.shape[0] != weight.shape[0]) {
+      mismatch(tensor, owner, text("a float of shape [", weight.shape[0], ", 1]: one scale per output channel"));
+    }
+    return read_f32(tensor, owner, part.rows, Range{0, 1}, 1);
+  }
+
+  const float* read_block_scale(const PartSpec& part, const Tensor& weight, const std::string& owner) {
+    const Tensor tensor = tensors_.find(part.scale, owner);
+    const int64_t rows = blocks(weight.shape[0]);
+    const int64_t cols = blocks(weight.shape[1]);
+    if (tensor.shape != std::vector<int64_t>{rows, cols}) {
+      mismatch(tensor, owner,
+               text("a float of shape [", rows, ", ", cols, "]: one scale per ", GLM_FP8_BLOCK, "x", GLM_FP8_BLOCK,
+                    " block"));
+    }
+    return read_f32(tensor, owner, Range{part.rows.begin / GLM_FP8_BLOCK, blocks(part.rows.end)},
+                    Range{part.cols.begin / GLM_FP8_BLOCK, blocks(part.cols.end)}, cols);
+  }
+
+  const float* read_f32(const Tensor& tensor, const std::string& owner, Range rows, Range cols, int64_t stride) {
+    if (tensor.dtype == GLM_FP8_E4M3) mismatch(tensor, owner, "f32, bf16 or f16");
+    const int64_t element = static_cast<int64_t>(element_bytes(tensor.dtype));
+    float* out = arena_.allocate<float>("tensor " + tensor.name, {rows.size(), cols.size()});
+    for (int64_t row = 0; row < rows.size(); ++row) {
+      const int64_t first = (rows.begin + row) * stride + cols.begin;
+      float* out_row = out + row * cols.size();
+      convert_to_f32(tensor.data + first * element, tensor.dtype, cols.size(), out_row);
+      check_finite(tensor, out_row, cols.size(), first);
+    }
+    return out;
+  }
+
+  static void check_finite(const Tensor& tensor, const float* values, int64_t count, int64_t first) {
+    for (int64_t i = 0; i < count; ++i) {
+      if (!std::isfinite(values[i])) {
+        fail(GLM_BAD_CHECKPOINT, "tensor ", tensor.name, " in ", tensor.shard, ": ", values[i], " at index ", first + i,
+             ", expected finite values");
+      }
+    }
+  }
+
+  TensorTable& tensors_;
+  Arena& arena_;
+  Weights weights_;
+  std::set<std::tuple<const std::byte*, int64_t, int64_t>> seen_;
+};
+
+}  // namespace
+
+uint64_t Weights::bytes_mapped() const {
+  uint64_t bytes = 0;
+  for (const ScanRegion& region : regions) bytes += static_cast<uint64_t>(region.rows * region.row_bytes);
+  return bytes;
+}
+
+Weights load_weights(const Declarations& declarations, TensorTable& tensors, Arena& arena) {
+  return Loader(tensors, arena).load(declarations);
+}
+
+}  // namespace glm
