@@ -1,0 +1,113 @@
+/* One page of keys against a block of queries: scores, online softmax, values. Everything is f32 in scratch memory,
+ * rows padded to whole vectors with zeros. A query's bits do not depend on the queries beside it: each has its own
+ * accumulators, in the same order. */
+#ifndef GLM_CPU_ATTENTION_TILE_H
+#define GLM_CPU_ATTENTION_TILE_H
+
+#include "float_math.h"
+#include "simd.h"
+
+GLM_CPU_BEGIN
+
+inline constexpr int kPage = GLM_PAGE_SIZE;
+/* 3 queries x 4 keys (or 4 vectors of values) of accumulators fit the 16 registers of AVX2 beside their operands. */
+inline constexpr int kQueryBlock = 3;
+inline constexpr int kKeyBlock = 4;
+inline constexpr int kValueBlock = 4;
+
+/* Running softmax of one query: `values` are weighted by exp(score - max), `total` is the sum of those weights. */
+struct SoftmaxState {
+  float max;
+  float total;
+};
+
+/* scores[q][key] = queries[q] . keys[key] for kQueries queries and the whole page. */
+template <int kQueries>
+inline void page_scores(const float* queries, const float* keys, int pitch, float* scores) {
+  for (int key = 0; key < kPage; key += kKeyBlock) {
+    F32 sums[kQueries][kKeyBlock] = {};
+    for (int i = 0; i < pitch; i += kLanes) {
+      F32 k[kKeyBlock];
+      for (int j = 0; j < kKeyBlock; ++j) k[j] = load(keys + (key + j) * pitch + i);
+      for (int q = 0; q < kQueries; ++q) {
+        const F32 x = load(queries + q * pitch + i);
+        for (int j = 0; j < kKeyBlock; ++j) sums[q][j] = multiply_add(x, k[j], sums[q][j]);
+      }
+    }
+    for (int q = 0; q < kQueries; ++q) {
+      for (int j = 0; j < kKeyBlock; ++j) scores[q * kPage + key + j] = sum(sums[q][j]);
+    }
+  }
+}
+
+/* scores become weights relative to the new maximum; the return value scales what was summed before. Keys from `count`
+ * on are masked. */
+inline float page_softmax(float* scores, int count, SoftmaxState* state) {
+  float max = state->max;
+  for (int key = 0; key < count; ++key) max = scores[key] > max ? scores[key] : max;
+  for (int key = 0; key < kPage; ++key) scores[key] = key < count ? exp_f32(scores[key] - max) : 0.0f;
+  F32 weights = load(scores);
+  for (int key = kLanes; key < kPage; key += kLanes) weights += load(scores + key);
+  const float scale = exp_f32(state->max - max);
+  *state = {max, state->total * scale + sum(weights)};
+  return scale;
+}
+
+/* values[q] = values[q] * scales[q] + sum over the first `count` keys of weights[q][key] * page[key], for kVectors
+ * vectors. */
+template <int kQueries, int kVectors>
+inline void value_columns(const float* weights, const float* scales, const float* page, int count, int pitch,
+                          float* values) {
+  F32 sums[kQueries][kVectors];
+  for (int q = 0; q < kQueries; ++q) {
+    for (int j = 0; j < kVectors; ++j) sums[q][j] = load(values + q * pitch + j * kLanes) * broadcast(scales[q]);
+  }
+  for (int key = 0; key < count; ++key) {
+    F32 v[kVectors];
+    for (int j = 0; j < kVectors; ++j) v[j] = load(page + key * pitch + j * kLanes);
+    for (int q = 0; q < kQueries; ++q) {
+      const F32 weight = broadcast(weights[q * kPage + key]);
+      for (int j = 0; j < kVectors; ++j) sums[q][j] = multiply_add(weight, v[j], sums[q][j]);
+    }
+  }
+  for (int q = 0; q < kQueries; ++q) {
+    for (int j = 0; j < kVectors; ++j) store(values + q * pitch + j * kLanes, sums[q][j]);
+  }
+}
+
+template <int kQueries>
+inline void page_values(const float* weights, const float* scales, const float* page, int count, int pitch,
+                        float* values) {
+  int i = 0;
+  for (; i + kValueBlock * kLanes <= pitch; i += kValueBlock * kLanes) {
+    value_columns<kQueries, kValueBlock>(weights, scales, page + i, count, pitch, values + i);
+  }
+  for (; i < pitch; i += kLanes) value_columns<kQueries, 1>(weights, scales, page + i, count, pitch, values + i);
+}
+
+/* All of a page for kQueries queries that see its first `count` keys. */
+template <int kQueries>
+inline void attend_page(const float* queries, const float* keys, const float* page, int count, int pitch,
+                        SoftmaxState* states, float* values) {
+  alignas(64) float scores[kQueries * kPage];
+  float scales[kQueries];
+  page_scores<kQueries>(queries, keys, pitch, scores);
+  for (int q = 0; q < kQueries; ++q) scales[q] = page_softmax(scores + q * kPage, count, states + q);
+  page_values<kQueries>(scores, scales, page, count, pitch, values);
+}
+
+/* Adds what later keys gave (`part`, weighted from its own maximum) to what earlier keys gave. */
+inline void merge_softmax(const SoftmaxState& part, const float* part_values, int pitch, SoftmaxState* state,
+                          float* values) {
+  const float max = part.max > state->max ? part.max : state->max;
+  const float keep = exp_f32(state->max - max);
+  const float add = exp_f32(part.max - max);
+  *state = {max, state->total * keep + part.total * add};
+  for (int i = 0; i < pitch; i += kLanes) {
+    store(values + i, multiply_add(load(part_values + i), broadcast(add), load(values + i) * broadcast(keep)));
+  }
+}
+
+GLM_CPU_END
+
+#endif
