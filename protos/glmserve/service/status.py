@@ -11,6 +11,7 @@ ServiceError
 
 from __future__ import annotations
 
+import inspect
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
@@ -144,10 +145,14 @@ def _guard_unary(inner: Callable[..., Awaitable[Any]], method: str) -> Callable[
     return call
 
 
-def _guard_stream(inner: Callable[..., AsyncIterator[Any]], method: str) -> Callable[..., AsyncIterator[Any]]:
+def _guard_stream(inner: Callable[..., Any], method: str) -> Callable[..., AsyncIterator[Any]]:
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         try:
-            async for response in inner(request, context):
+            responses = inner(request, context)
+            if inspect.isawaitable(responses):  # a handler that writes through the context, as health's Watch does
+                await responses
+                return
+            async for response in responses:
                 yield response
         except Exception as error:
             await _abort(context, error, method)
