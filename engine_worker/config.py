@@ -1,0 +1,98 @@
+"""The worker's settings, and the sizes that follow from them, the model and the machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+from pydantic_settings import SettingsConfigDict
+
+from engine_worker.errors import ConfigError
+from engine_worker.memory import available_memory_bytes
+from engine_worker.plan.record import KvCache
+from engine_worker.runtime.abi import PAGE_SIZE
+from engine_worker.scheduler.limits import Limits
+from glmserve.service.logs import LogLevel
+from glmserve.service.settings import ServiceSettings
+
+_DEFAULT_CONTEXT = 4096
+_KV_BYTES = {"f32": 4, "bf16": 2, "fp8": 1}
+# Of the memory that is free at start, for KV pages by default: the rest is for the file cache, which holds the weights.
+_KV_SHARE = 0.25
+
+
+class WorkerConfig(ServiceSettings):
+    """GLM_WORKER_* in the environment."""
+
+    model_config = SettingsConfigDict(env_prefix="GLM_WORKER_")
+
+    model: Path = Field(description="Directory of the checkpoint.")
+    listen: str = Field("127.0.0.1:50061", pattern=r"^.+:\d{1,5}$", description="HOST:PORT; port 0 takes any free one.")
+    ready_file: Path | None = Field(None, description="Written with address and pid once requests are answered.")
+    log_level: LogLevel = Field("info", description="debug, info, warning or error.")
+    kernels: Literal["cpu"] = Field("cpu", description="Kernel table.")
+    threads: int = Field(0, ge=0, le=1024, description="Threads of the CPU kernels; 0: one for each core.")
+    kv_dtype: Literal["auto", "f32", "bf16", "fp8"] = Field(
+        "auto", description="Of cached K and V; auto: the model's own."
+    )
+    max_context: int | None = Field(
+        None,
+        ge=PAGE_SIZE,
+        multiple_of=PAGE_SIZE,
+        description="Tokens of prompt and completion; unset: 4096 or the model's.",
+    )
+    max_running: int = Field(64, ge=1, le=4096, description="Requests that run at once.")
+    step_tokens: int = Field(512, ge=2, le=65536, description="Rows of one step, prefill and decode together.")
+    kv_memory_mb: int | None = Field(None, ge=1, description="Memory for KV pages; unset: by what is free and needed.")
+    prefix_cache: bool = Field(True, description="Keep K and V of finished requests for prompts that begin alike.")
+    priority_aging_seconds: float = Field(
+        30.0, gt=0, le=86400, description="Waiting that weighs as one step of priority."
+    )
+    max_waiting_requests: int = Field(1024, ge=1, le=1_000_000, description="Accepted and not yet started, at most.")
+    max_waiting_prompt_tokens: int = Field(1_000_000, ge=1, description="Prompt tokens of those, at most.")
+    drain_seconds: float = Field(30.0, ge=0, le=3600, description="For requests that run when a stop is asked for.")
+
+    @model_validator(mode="after")
+    def _check_step(self) -> WorkerConfig:
+        if self.step_tokens <= self.max_running:
+            raise ValueError(f"step_tokens ({self.step_tokens}) must be more than max_running ({self.max_running})")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the engine is made with."""
+
+    max_context: int
+    num_pages: int
+
+
+def plan_sizes(config: WorkerConfig, model_context: int, kv: KvCache) -> Sizes:
+    """Raises ConfigError if the setting exceeds the model's context or the memory does not hold a single page."""
+    if config.max_context is not None and config.max_context > model_context:
+        raise ConfigError(f"max_context: {config.max_context}, the model's own is {model_context}")
+    longest = min(model_context, _DEFAULT_CONTEXT) if config.max_context is None else config.max_context
+    max_context = longest - longest % PAGE_SIZE
+    page_bytes = PAGE_SIZE * 2 * kv.layers * kv.kv_heads * kv.head_dim * _KV_BYTES[kv.dtype]
+    if config.kv_memory_mb is None:
+        wanted = config.max_running * max_context // PAGE_SIZE
+        num_pages = min(wanted, int(available_memory_bytes() * _KV_SHARE) // page_bytes)
+    else:
+        num_pages = config.kv_memory_mb * 2**20 // page_bytes
+    if num_pages < 1:
+        raise ConfigError(f"kv_memory_mb: too little for one KV page of {page_bytes} bytes")
+    return Sizes(max_context, num_pages)
+
+
+def scheduler_limits(config: WorkerConfig, sizes: Sizes) -> Limits:
+    return Limits(
+        num_pages=sizes.num_pages,
+        page_size=PAGE_SIZE,
+        max_context=sizes.max_context,
+        max_running=config.max_running,
+        max_step_tokens=config.step_tokens,
+        prefix_cache=config.prefix_cache,
+        aging_s=config.priority_aging_seconds,
+    )

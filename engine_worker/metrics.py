@@ -1,0 +1,42 @@
+"""How busy the worker is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from glmserve.engine.v1 import engine_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSnapshot:
+    """The engine's counts after a step; totals are since start."""
+
+    running_requests: int = 0
+    total_pages: int = 0
+    free_pages: int = 0
+    cached_pages: int = 0
+    steps: int = 0
+    generated_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    preemptions: int = 0
+
+
+def load_message(
+    engine: LoadSnapshot, *, open_requests: int, waiting_prompt_tokens: int, draining: bool
+) -> engine_pb2.Load:
+    """`open_requests`: accepted and not finished; what does not run of them waits."""
+    return engine_pb2.Load(
+        running_requests=engine.running_requests,
+        waiting_requests=max(0, open_requests - engine.running_requests),
+        waiting_prompt_tokens=waiting_prompt_tokens,
+        total_pages=engine.total_pages,
+        free_pages=engine.free_pages,
+        cached_pages=engine.cached_pages,
+        steps=engine.steps,
+        generated_tokens=engine.generated_tokens,
+        prompt_tokens=engine.prompt_tokens,
+        cached_prompt_tokens=engine.cached_prompt_tokens,
+        preemptions=engine.preemptions,
+        draining=draining,
+    )

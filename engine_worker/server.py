@@ -1,0 +1,172 @@
+"""The worker process: load, warm up, serve, drain.
+
+Exit codes: 0 after a stop was asked for, 1 if the engine failed, 2 if the worker cannot be set up as configured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Sequence
+from importlib.metadata import version
+
+import grpc
+import structlog
+import uvloop
+
+from engine_worker.config import Sizes, WorkerConfig, plan_sizes, scheduler_limits
+from engine_worker.errors import EngineFailedError, WorkerError
+from engine_worker.models import Model, build_model
+from engine_worker.plan.dump import dump
+from engine_worker.runtime.abi import MAX_IN_FLIGHT, PAGE_SIZE, Engine, kernel_table_path
+from engine_worker.runtime.loop import EngineLoop
+from engine_worker.runtime.records import EngineInfo, EngineOptions
+from engine_worker.runtime.step import StepPacker
+from engine_worker.scheduler.scheduler import Scheduler
+from engine_worker.service import SERVICE_NAME, Admission, EngineService
+from engine_worker.validation import Validator
+from glmserve.engine.v1 import engine_pb2, engine_pb2_grpc
+from glmserve.service import logs
+from glmserve.service.grpc_server import GrpcServer, start_server, wait_for_stop, write_ready_file
+from glmserve.service.settings import SettingsError
+
+log = structlog.get_logger()
+
+# A message of submits holds prompts of up to the longest contexts, at up to 5 bytes a token.
+_MAX_MESSAGE_BYTES = 64 * 2**20
+# For the last responses of a stream to reach its router.
+_FLUSH_SECONDS = 2.0
+# How long the interpreter lets one thread run while another waits. At the default, 5 ms, the engine's thread could lose
+# several steps' time to a busy server thread.
+_SWITCH_INTERVAL_S = 0.0005
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a worker with settings from `argv`, the environment and a file. Returns the exit code."""
+    try:
+        config = WorkerConfig.load(argv, prog="glm worker")
+        logs.configure("engine_worker", config.log_level)
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_run(config))
+    except EngineFailedError as error:
+        return _report(error, 1)
+    except (WorkerError, SettingsError, OSError) as error:
+        return _report(error, 2)
+    return 0
+
+
+def _report(error: Exception, code: int) -> int:
+    print(f"glm worker: error: {error}", file=sys.stderr)
+    return code
+
+
+async def _run(config: WorkerConfig) -> None:
+    model = build_model(config.model, config.kv_dtype)
+    sizes = plan_sizes(config, model.config.max_position_embeddings, model.mixed.kv)
+    log.info(
+        "loading",
+        model=str(config.model),
+        revision=model.revision,
+        max_context=sizes.max_context,
+        kv_pages=sizes.num_pages,
+    )
+    with Engine.create(_engine_options(config, model, sizes)) as engine:
+        info = engine.info()
+        log.info(
+            "loaded", kernels=info.kernels, device=info.device, kv_bytes=info.kv_bytes, scratch_bytes=info.scratch_bytes
+        )
+        service = _make_service(config, model, sizes, info)
+        async with _engine_loop(config, sizes, engine, service), _grpc_server(config, service) as server:
+            await _warm_up(service)
+            await server.set_serving(True)
+            if config.ready_file:
+                write_ready_file(config.ready_file, server.address)
+            log.info("serving", address=server.address)
+            await wait_for_stop(service.wait_for_failure())
+            log.info("draining", limit_s=config.drain_seconds)
+            await server.set_serving(False)
+            await service.drain(config.drain_seconds)
+
+
+@contextlib.asynccontextmanager
+async def _engine_loop(
+    config: WorkerConfig, sizes: Sizes, engine: Engine, service: EngineService
+) -> AsyncIterator[None]:
+    """The engine's thread, from here to the end of the block; then what is open is ended UNAVAILABLE."""
+    scheduler = Scheduler(scheduler_limits(config, sizes))
+    packer = StepPacker(config.step_tokens, config.max_running, sizes.max_context // PAGE_SIZE)
+    loop = EngineLoop(engine, scheduler, packer, service.deliver, max_in_flight=MAX_IN_FLIGHT)
+    service.attach(loop)
+    loop.start()
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(loop.stop)
+
+
+@contextlib.asynccontextmanager
+async def _grpc_server(config: WorkerConfig, service: EngineService) -> AsyncIterator[GrpcServer]:
+    """The gRPC server, NOT_SERVING at first; at the end streams get their last responses."""
+
+    def register(server: grpc.aio.Server) -> None:
+        engine_pb2_grpc.add_EngineServiceServicer_to_server(service, server)
+
+    server = await start_server(register, [SERVICE_NAME], config.listen, _MAX_MESSAGE_BYTES)
+    try:
+        yield server
+    finally:
+        await server.set_serving(False)
+        service.finish_streams()
+        await server.server.stop(_FLUSH_SECONDS)
+
+
+async def _warm_up(service: EngineService) -> None:
+    """Prefill and decode for real, before anybody is told that we serve."""
+    sampling = engine_pb2.SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+    submit = engine_pb2.Submit(request_id=1, prompt_token_ids=[0] * 8, sampling=sampling, trace_id="warm-up")
+    finish = await service.generate(submit)
+    if finish.reason != engine_pb2.FINISH_REASON_LENGTH:
+        raise EngineFailedError(f"warm-up generation ended with {engine_pb2.FinishReason.Name(finish.reason)}")
+
+
+def _engine_options(config: WorkerConfig, model: Model, sizes: Sizes) -> EngineOptions:
+    return EngineOptions(
+        kernels_path=kernel_table_path(config.kernels),
+        mixed_plan=dump(model.mixed),
+        decode_plan=dump(model.decode),
+        tensors=model.tensors,
+        max_rows=config.step_tokens,
+        max_samples=config.max_running,
+        max_slots=config.max_running,
+        max_context=sizes.max_context,
+        num_pages=sizes.num_pages,
+        num_threads=config.threads,
+        progress=lambda done, total: log.info("loading_weights", done_bytes=done, total_bytes=total),
+    )
+
+
+def _make_service(config: WorkerConfig, model: Model, sizes: Sizes, info: EngineInfo) -> EngineService:
+    message = engine_pb2.GetInfoResponse(
+        model_name=config.model.name,
+        model_revision=model.revision,
+        vocab_size=info.vocab,
+        max_context=sizes.max_context,
+        max_running_requests=config.max_running,
+        eos_token_ids=model.config.eos_token_ids,
+        kernels=info.kernels,
+        device=info.device,
+        weight_bytes=info.weight_bytes_mapped + info.weight_bytes_copied,
+        kv_bytes=info.kv_bytes,
+        page_size=PAGE_SIZE,
+        total_pages=info.num_pages,
+        version=version("glmserve"),
+    )
+    validator = Validator(info.vocab, model.config.eos_token_ids, scheduler_limits(config, sizes))
+    admission = Admission(
+        max_waiting_requests=config.max_waiting_requests,
+        max_waiting_prompt_tokens=config.max_waiting_prompt_tokens,
+        max_requests_per_stream=config.max_waiting_requests + config.max_running,
+    )
+    return EngineService(message, validator, admission)
