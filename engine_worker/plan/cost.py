@@ -1,7 +1,7 @@
 """What a step must at least move and compute, op by op, from the plan alone: the roofline (Williams et al. 2009).
 
-Each weight, activation and cached key counts once per op that reads or writes it. FLOPs are those of matrix products and
-attention, a multiply-add as two; element-wise work counts as none.
+Each weight, activation and cached key counts once per op that reads or writes it. FLOPs are those of matrix products
+and attention, a multiply-add as two; element-wise work counts as none.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def step_cost(
 ) -> list[OpCost]:
     """The cost of each op in a step of `tokens` rows, `samples` of them sampled.
 
-    `contexts` holds each sequence's length after the step; the rows are spread over the sequences as evenly as they go. An
-    expert layer reads `touched_experts` experts, or else the number expected of a uniform choice. Raises ValueError if the
+    `contexts` holds each sequence's length after the step; the rows are spread evenly over the sequences. An expert
+    layer reads `touched_experts` experts, or else the number expected of a uniform choice. Raises ValueError if the
     rows do not fit the sequences.
     """
     news = _spread(tokens, len(contexts))

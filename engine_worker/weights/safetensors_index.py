@@ -63,14 +63,19 @@ def read_checkpoint(directory: Path) -> Checkpoint:
         single = directory / SINGLE_NAME
         if not single.exists():
             raise CheckpointError(f"{directory}: neither {INDEX_NAME} nor {SINGLE_NAME} is there")
-        tensors = read_shard(single, digest)
-        return Checkpoint(directory, MappingProxyType(tensors), digest.hexdigest())
+        return Checkpoint(directory, MappingProxyType(read_shard(single, digest)), digest.hexdigest())
     shard_of = _read_index(index_path, digest)
-    tensors = {}
+    tensors: dict[str, TensorSource] = {}
     for shard in sorted(set(shard_of.values())):
         found = read_shard(directory / shard, digest)
-        _check_agreement(index_path, shard, shard_of, found)
+        for name in found:
+            if shard_of.get(name) != shard:
+                listed = f"lists it in {shard_of[name]}" if name in shard_of else "does not list it"
+                raise CheckpointError(f"tensor {name}: is in shard {shard}, but {index_path} {listed}")
         tensors.update(found)
+    for name, shard in shard_of.items():
+        if name not in tensors:
+            raise CheckpointError(f"tensor {name}: missing from shard {shard}, where {index_path} lists it")
     return Checkpoint(directory, MappingProxyType(tensors), digest.hexdigest())
 
 
@@ -81,21 +86,11 @@ def _read_index(path: Path, digest: hashlib._Hash) -> dict[str, str]:
     if not isinstance(weight_map, dict):
         raise CheckpointError(f"{path}: weight_map: expected an object of tensor name to shard, found {weight_map!r}")
     for name, shard in weight_map.items():
-        if not isinstance(shard, str) or Path(shard).name != shard:
+        if not isinstance(shard, str) or not shard or Path(shard).name != shard:
             raise CheckpointError(
                 f"{path}: tensor {name}: expected the name of a file beside the index, found {shard!r}"
             )
     return weight_map
-
-
-def _check_agreement(index: Path, shard: str, shard_of: Mapping[str, str], found: Mapping[str, TensorSource]) -> None:
-    for name in found:
-        if shard_of.get(name) != shard:
-            listed = f"lists it in {shard_of[name]}" if name in shard_of else "does not list it"
-            raise CheckpointError(f"tensor {name}: is in shard {shard}, but {index} {listed}")
-    for name, expected in shard_of.items():
-        if expected == shard and name not in found:
-            raise CheckpointError(f"tensor {name}: missing from shard {shard}, where {index} lists it")
 
 
 def read_shard(path: Path, digest: hashlib._Hash) -> dict[str, TensorSource]:
