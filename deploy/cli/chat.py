@@ -1,0 +1,36 @@
+"""`glm chat`: a conversation in the terminal."""
+
+from typing import Annotated
+
+import typer
+
+from deploy.cli.options import (
+    MaxTokensOption,
+    ModelOption,
+    SeedOption,
+    TargetOption,
+    TemperatureOption,
+    check_utf8,
+)
+from deploy.models.catalog import DEFAULT_MODEL
+
+
+def chat(
+    *,
+    model: ModelOption = DEFAULT_MODEL,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system message.")] = None,
+    max_tokens: MaxTokensOption = None,
+    temperature: TemperatureOption = None,
+    seed: SeedOption = None,
+    target: TargetOption = None,
+) -> None:
+    """Talk with a model. Ctrl-C ends an answer, Ctrl-D the conversation."""
+    check_utf8("--system", system or "")
+
+    from deploy.cli.client import inference  # noqa: PLC0415
+    from deploy.cli.conversation import Conversation, converse  # noqa: PLC0415
+    from glmserve.inference.v1 import inference_pb2  # noqa: PLC0415 - gRPC is slow to import
+
+    sampling = inference_pb2.SamplingOptions(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    with inference(model, target) as stub:
+        converse(Conversation(stub, sampling, system))

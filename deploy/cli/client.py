@@ -1,0 +1,52 @@
+"""The public gRPC API as the commands use it: the channel, the local pair behind it, errors in one line."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import grpc
+
+from deploy.cli.console import messages, model_directory
+from deploy.errors import DeployError
+from deploy.local import LocalOptions, local_cluster
+from glmserve.inference.v1 import inference_pb2_grpc
+
+Stub = inference_pb2_grpc.InferenceServiceStub
+
+
+class RequestError(DeployError):
+    """The router answered with an error status; wrong arguments end a command as its own would."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(f"{code.name}: {details}")
+        if code in {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}:
+            self.exit_code = 2
+
+
+@contextmanager
+def request_errors() -> Iterator[None]:
+    """RpcError becomes RequestError."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        assert isinstance(error, grpc.Call)
+        raise RequestError(error.code(), error.details()) from None
+
+
+@contextmanager
+def inference(model: str, target: str | None) -> Iterator[Stub]:
+    """A stub of the router at `target`, or of a pair started here and stopped at the end."""
+    if target is not None:
+        with grpc.insecure_channel(target) as channel:
+            yield Stub(channel)
+        return
+    options = LocalOptions(model=model_directory(model))
+    with ExitStack() as stack:
+        status = stack.enter_context(messages.status("starting"))
+        cluster = stack.enter_context(local_cluster(options, status.update))
+        channel = stack.enter_context(grpc.insecure_channel(cluster.router))
+        status.stop()
+        try:
+            yield Stub(channel)
+        except RequestError:
+            cluster.check()  # if a service died, its own last words say more than the status
+            raise

@@ -1,0 +1,40 @@
+"""Options that several commands share, and checks of what the shell passed."""
+
+from typing import Annotated
+
+import typer
+
+ModelOption = Annotated[
+    str, typer.Option(metavar="DIR|NAME", help="A checkpoint directory, or a model that `glm model fetch` knows.")
+]
+TargetOption = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="A running router; without it, a worker and a router are started."),
+]
+MaxTokensOption = Annotated[
+    int | None, typer.Option(min=1, max=2**32 - 1, metavar="N", help="Tokens to generate, at most.")
+]
+TemperatureOption = Annotated[float | None, typer.Option(metavar="T", help="0 to 2; 0 is greedy.")]
+SeedOption = Annotated[
+    int | None, typer.Option(min=0, max=2**64 - 1, metavar="S", help="The same seed gives the same text.")
+]
+
+
+def check_utf8(flag: str, text: str) -> None:
+    """Bytes of an argument that are not UTF-8 reach Python as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise typer.BadParameter(f"not valid UTF-8 at character {error.start}", param_hint=flag) from None
+
+
+def parse_ids(flag: str, text: str) -> list[int]:
+    """Token ids written as 1,2,3."""
+    try:
+        ids = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a list of token ids like 1,2,3", param_hint=flag) from None
+    for token_id in ids:
+        if not 0 <= token_id < 2**32:
+            raise typer.BadParameter(f"{token_id} is not in the range 0 to {2**32 - 1}", param_hint=flag)
+    return ids

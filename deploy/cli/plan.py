@@ -1,0 +1,98 @@
+"""`glm plan dump`, `glm plan cost`."""
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from deploy.cli.console import model_directory
+from deploy.cli.options import ModelOption
+from deploy.errors import ModelError
+from deploy.models.catalog import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from engine_worker.plan.cost import OpCost
+    from engine_worker.plan.record import Plan
+
+app = typer.Typer(help="Show what a step does and costs.", no_args_is_help=True, rich_markup_mode=None)
+
+
+class Step(StrEnum):
+    MIXED = "mixed"
+    DECODE = "decode"
+
+
+class KvDtype(StrEnum):
+    AUTO = "auto"
+    F32 = "f32"
+    BF16 = "bf16"
+    FP8 = "fp8"
+
+
+StepOption = Annotated[Step, typer.Option(help="Prefill, alone or beside decodes; or decode alone.")]
+KvDtypeOption = Annotated[KvDtype, typer.Option(help="Of cached K and V; auto is the activations' dtype.")]
+
+
+@app.command()
+def dump(
+    model: ModelOption = DEFAULT_MODEL, step: StepOption = Step.DECODE, kv_dtype: KvDtypeOption = KvDtype.AUTO
+) -> None:
+    """Print a plan in the form that native/PLAN.md describes."""
+    from engine_worker.plan.dump import dump as plan_text  # noqa: PLC0415
+
+    print(plan_text(load_plan(model, step, kv_dtype)), end="")
+
+
+@app.command()
+def cost(
+    *,
+    model: ModelOption = DEFAULT_MODEL,
+    step: StepOption = Step.DECODE,
+    kv_dtype: KvDtypeOption = KvDtype.AUTO,
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences in the step.")] = 1,
+    tokens: Annotated[int, typer.Option(min=1, metavar="N", help="New tokens of each sequence; decode has 1.")] = 1,
+    context: Annotated[int, typer.Option(min=1, metavar="L", help="Length of each sequence after the step.")] = 512,
+) -> None:
+    """Print the bytes and FLOPs of each op of a step: what the roofline is made of."""
+    if step is Step.DECODE and tokens != 1:
+        raise typer.BadParameter("a decode step has 1", param_hint="--tokens")
+    if tokens > context:
+        raise typer.BadParameter(f"at most --context, which is {context}", param_hint="--tokens")
+    from engine_worker.plan.cost import merge_layers, step_cost, total  # noqa: PLC0415
+
+    costs = step_cost(load_plan(model, step, kv_dtype), batch * tokens, batch, [context] * batch)
+    for line in cost_table([*merge_layers(costs), total(costs)]):
+        print(line)
+
+
+def load_plan(model: str, step: Step, kv_dtype: KvDtype) -> "Plan":
+    """Record the plan of a checkpoint; ModelError if it cannot be served."""
+    from engine_worker.errors import WorkerError  # noqa: PLC0415
+    from engine_worker.models import build_model  # noqa: PLC0415
+
+    try:
+        built = build_model(model_directory(model), kv_dtype.value)
+    except WorkerError as error:
+        raise ModelError(str(error)) from None
+    return built.mixed if step is Step.MIXED else built.decode
+
+
+def cost_table(costs: "list[OpCost]") -> list[str]:
+    """Aligned columns; the last entry is the total, of which `share` is each op's part of the bytes."""
+    header = ("op", "kind", "calls", "weights MB", "activations MB", "KV MB", "GFLOP", "share")
+    rows = [header, *(_cost_row(entry, costs[-1].total_bytes) for entry in costs)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+    left = 2  # columns of text
+    return [
+        "  ".join(
+            value.ljust(width) if column < left else value.rjust(width)
+            for column, (value, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+
+
+def _cost_row(entry: "OpCost", all_bytes: float) -> tuple[str, ...]:
+    megabytes = (f"{part / 1e6:.3f}" for part in (entry.weight_bytes, entry.activation_bytes, entry.kv_bytes))
+    share = f"{100 * entry.total_bytes / all_bytes:.1f}%"
+    return (entry.label, entry.kind, str(entry.calls), *megabytes, f"{entry.flops / 1e9:.4f}", share)

@@ -1,0 +1,134 @@
+"""A worker and a router on this machine: started in order, awaited through gRPC health, watched, stopped together."""
+
+import contextlib
+import json
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from deploy.child import Child
+from deploy.errors import ServiceError
+
+ANY_PORT = "127.0.0.1:0"
+_START_POLL_SECONDS = 0.02
+_WATCH_POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class LocalOptions:
+    """What to start. The args are further flags for one service; with `echo` the services' logs go to our stderr."""
+
+    model: Path
+    listen: str = ANY_PORT
+    worker_args: Sequence[str] = ()
+    router_args: Sequence[str] = ()
+    echo: bool = False
+    start_seconds: float = 600.0
+
+
+class LocalCluster:
+    """One worker and one router. `worker` and `router` are their addresses, HOST:PORT, once started."""
+
+    def __init__(self, options: LocalOptions, directory: Path) -> None:
+        self.worker = self.router = ""
+        self._options = options
+        self._directory = directory  # of the ready files
+        self._deadline = time.monotonic() + options.start_seconds
+        self._children: list[Child] = []
+
+    def start(self, report: Callable[[str], None]) -> None:
+        """Return when both serve; `report` is told what is being waited for. Raises ServiceError."""
+        options = self._options
+        report("starting the worker")
+        self.worker = self._launch("worker", "engine_worker", ANY_PORT, options.worker_args)
+        self._wait_healthy("worker", self.worker)
+        report("starting the router")
+        router_args = ("--worker", self.worker, *options.router_args)
+        self.router = self._launch("router", "router", options.listen, router_args)
+        self._wait_healthy("router", self.router)
+
+    def check(self) -> None:
+        """ServiceError if either has ended."""
+        for child in self._children:
+            child.check()
+
+    def watch(self) -> NoReturn:
+        """Never return; ServiceError when a service ends by itself."""
+        while True:
+            self.check()
+            time.sleep(_WATCH_POLL_SECONDS)
+
+    def stop(self) -> None:
+        """The router first, so that nothing new reaches the worker. An interrupt while waiting kills both."""
+        try:
+            for child in reversed(self._children):
+                child.stop()
+        except BaseException:
+            for child in self._children:
+                child.kill()
+            raise
+
+    def _launch(self, name: str, module: str, listen: str, args: Sequence[str]) -> str:
+        """Start a service and return the address that it reports in its ready file."""
+        ready = self._directory / f"{name}.json"
+        flags = ["--model", str(self._options.model), "--listen", listen, "--ready-file", str(ready), *args]
+        self._children.append(Child(name, module, flags, self._options.echo))
+        while not ready.exists():
+            self._wait_a_little(name)
+        address: str = json.loads(ready.read_text())["address"]
+        return address
+
+    def _wait_healthy(self, name: str, address: str) -> None:
+        serving = health_pb2.HealthCheckResponse.SERVING
+        with grpc.insecure_channel(address) as channel:
+            health: Any = health_pb2_grpc.HealthStub(channel)
+            while True:
+                with contextlib.suppress(grpc.RpcError):
+                    if health.Check(health_pb2.HealthCheckRequest(), timeout=5).status == serving:
+                        return
+                self._wait_a_little(name)
+
+    def _wait_a_little(self, name: str) -> None:
+        self.check()
+        if time.monotonic() > self._deadline:
+            raise ServiceError(f"the {name} was not ready within {self._options.start_seconds:g} s")
+        time.sleep(_START_POLL_SECONDS)
+
+
+@contextlib.contextmanager
+def local_cluster(options: LocalOptions, report: Callable[[str], None]) -> Iterator[LocalCluster]:
+    """Run the pair for the time of the `with` block. SIGTERM and SIGHUP end the block, and so the pair."""
+    with tempfile.TemporaryDirectory(prefix="glmserve-") as directory, _signals_that_exit():
+        cluster = LocalCluster(options, Path(directory))
+        try:
+            cluster.start(report)
+            yield cluster
+        finally:
+            cluster.stop()
+
+
+@contextlib.contextmanager
+def _signals_that_exit() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise SystemExit, so that what is open gets closed. Only the main thread may set handlers."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
