@@ -7,6 +7,7 @@ All calls block without holding the interpreter lock.
 from __future__ import annotations
 
 import ctypes
+import os
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,26 +23,7 @@ from engine_worker.runtime.records import (
     Sampling,
     StepBatch,
     StepResult,
-    TensorSource,
 )
-
-__all__ = [
-    "LIBRARY_DIR",
-    "MAX_IN_FLIGHT",
-    "MAX_LOGIT_BIAS",
-    "MAX_LOGPROBS",
-    "MAX_STOP_IDS",
-    "PAGE_SIZE",
-    "Engine",
-    "EngineInfo",
-    "EngineOptions",
-    "Library",
-    "Sampling",
-    "StepBatch",
-    "StepResult",
-    "TensorSource",
-    "kernel_table_path",
-]
 
 RUNTIME_VERSION = 1
 PAGE_SIZE = 16
@@ -50,7 +32,8 @@ MAX_LOGIT_BIAS = 300
 MAX_LOGPROBS = 20
 MAX_IN_FLIGHT = 2
 MAX_RANK = 4
-LIBRARY_DIR = Path(__file__).resolve().parent.parent / "lib"
+# GLM_LIBRARY_DIR: another build of the shared objects, as the sanitizer runs use.
+LIBRARY_DIR = Path(os.environ.get("GLM_LIBRARY_DIR") or Path(__file__).resolve().parent.parent / "lib")
 
 
 class CError(ctypes.Structure):

@@ -36,7 +36,7 @@ const Buffer& OpReader::buffer(std::string_view key) const {
 }
 
 glm_tensor OpReader::tensor(std::string_view key, glm_dtype dtype, int32_t cols, int32_t rows_each) const {
-  if (!has(key)) return glm_tensor{};
+  if (!has(key)) return glm_tensor{nullptr, dtype, 0, 0}; /* an absent output still says what act is */
   const Buffer& found = buffer(key);
   const glm_tensor& tensor = found.tensor;
   if (tensor.dtype != dtype) {

@@ -1,0 +1,183 @@
+// A kernel table for tests of the runtime: counts calls, fails on demand, and computes next to nothing, so that what
+// the runtime handed over can be read back. Not for use from several engines at once.
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+
+#include "glm/kernels.h"
+
+#define GLM_EXPORT extern "C" __attribute__((visibility("default")))
+
+struct glm_device {
+  size_t workspace;
+};
+
+namespace {
+
+constexpr int32_t kObservedToken = 7;
+
+struct OpState {
+  std::atomic<int32_t> calls = 0;
+  std::atomic<int32_t> rows = -1;     // of the newest call
+  std::atomic<int32_t> fail_in = -1;  // calls until one fails; -1: never
+  std::atomic<glm_status> status = GLM_OK;
+};
+
+std::array<OpState, GLM_OP_COUNT> states;
+std::atomic<int32_t> open_devices = 0;
+std::atomic<glm_status> open_status = GLM_OK;
+std::atomic<uint32_t> spoken_version = GLM_KERNELS_VERSION;
+std::atomic<size_t> workspace_wanted = 0;
+std::atomic<size_t> workspace_given = 0;
+glm_kernels table;
+
+glm_status record(glm_op op, int32_t rows) {
+  OpState& state = states[op];
+  ++state.calls;
+  state.rows = rows;
+  if (state.fail_in < 0) return GLM_OK;
+  return state.fail_in-- == 0 ? state.status.load() : GLM_OK;
+}
+
+template <glm_op Op, class Args>
+glm_status count(glm_device*, const Args* args) {
+  return record(Op, args->rows);
+}
+
+// The token ids themselves, so that a buffer shows what a step was given.
+glm_status embed(glm_device*, const glm_embed_args* args) {
+  for (int32_t row = 0; row < args->rows; ++row) {
+    const int32_t given = args->step->token_ids[row];
+    const int32_t token = given >= 0 ? given : args->slots->last_token[args->step->row_slots[row]];
+    auto* out = static_cast<float*>(args->out.data) + row * args->out.stride;
+    std::fill_n(out, args->out.cols, static_cast<float>(token));
+  }
+  return record(GLM_OP_EMBED, args->rows);
+}
+
+// Token: the position after the row's. Log-probability: counts of token 7. Best ids: the slot's first pages.
+glm_status sample(glm_device*, const glm_sample_args* args) {
+  const glm_step_inputs& step = *args->step;
+  const glm_slots& slots = *args->slots;
+  for (int32_t i = 0; i < args->rows; ++i) {
+    const int32_t slot = step.sample_slots[i];
+    const int32_t token = (step.positions[step.sample_rows[i]] + 1) % slots.vocab;
+    step.out_token_ids[i] = token;
+    step.out_logprobs[i] = slots.counts[int64_t{slot} * slots.vocab + kObservedToken];
+    for (int32_t j = 0; j < GLM_MAX_LOGPROBS; ++j) {
+      const bool present = j < slots.max_pages;
+      step.out_top_ids[i * GLM_MAX_LOGPROBS + j] = present ? slots.page_table[slot * slots.max_pages + j] : -1;
+      step.out_top_logprobs[i * GLM_MAX_LOGPROBS + j] = slots.sampling[slot].temperature;
+    }
+    slots.last_token[slot] = token;
+  }
+  return record(GLM_OP_SAMPLE, args->rows);
+}
+
+glm_status device_open(const glm_device_options*, glm_device** out, char* error, size_t error_size) {
+  *out = nullptr;
+  if (open_status != GLM_OK) {
+    std::snprintf(error, error_size, "told to fail");
+    return open_status;
+  }
+  ++open_devices;
+  *out = new glm_device{0};
+  return GLM_OK;
+}
+
+void device_close(glm_device* device) {
+  --open_devices;
+  delete device;
+}
+
+const char* device_description(const glm_device*) {
+  return "test device";
+}
+
+size_t workspace_bytes(const glm_device*, glm_op op, const void*) {
+  return op == GLM_OP_SAMPLE ? workspace_wanted.load() : 0;
+}
+
+void set_workspace(glm_device*, void* data, size_t bytes) {
+  std::memset(data, 0xff, bytes);
+  workspace_given = bytes;
+}
+
+glm_kernels full_table() {
+  return {.version = GLM_KERNELS_VERSION,
+          .name = "fault",
+          .device_open = device_open,
+          .device_close = device_close,
+          .device_description = device_description,
+          .workspace_bytes = workspace_bytes,
+          .set_workspace = set_workspace,
+          .embed = embed,
+          .rms_norm = count<GLM_OP_RMS_NORM>,
+          .quantize = count<GLM_OP_QUANTIZE>,
+          .linear = count<GLM_OP_LINEAR>,
+          .qk_norm_rope_store = count<GLM_OP_QK_NORM_ROPE_STORE>,
+          .paged_attention = count<GLM_OP_PAGED_ATTENTION>,
+          .silu_mul = count<GLM_OP_SILU_MUL>,
+          .moe_route = count<GLM_OP_MOE_ROUTE>,
+          .moe_group = count<GLM_OP_MOE_GROUP>,
+          .moe_gate_up = count<GLM_OP_MOE_GATE_UP>,
+          .moe_down = count<GLM_OP_MOE_DOWN>,
+          .gather_rows = count<GLM_OP_GATHER_ROWS>,
+          .sample = sample};
+}
+
+}  // namespace
+
+GLM_EXPORT const glm_kernels* glm_kernels_query(uint32_t version) {
+  return version == spoken_version ? &table : nullptr;
+}
+
+GLM_EXPORT void glm_fault_reset() {
+  for (OpState& state : states) {
+    state.calls = 0;
+    state.rows = -1;
+    state.fail_in = -1;
+  }
+  open_status = GLM_OK;
+  spoken_version = GLM_KERNELS_VERSION;
+  workspace_wanted = 0;
+  table = full_table();
+}
+
+// The call of `op` after `calls` more fails with `status`.
+GLM_EXPORT void glm_fault_fail(int32_t op, int32_t calls, int32_t status) {
+  states[op].status = static_cast<glm_status>(status);
+  states[op].fail_in = calls;
+}
+
+GLM_EXPORT void glm_fault_fail_open(int32_t status) {
+  open_status = static_cast<glm_status>(status);
+}
+GLM_EXPORT void glm_fault_speak(uint32_t version) {
+  spoken_version = version;
+}
+GLM_EXPORT void glm_fault_want_workspace(size_t bytes) {
+  workspace_wanted = bytes;
+}
+GLM_EXPORT void glm_fault_remove_norms() {
+  table.rms_norm = nullptr, table.quantize = nullptr;
+}
+
+GLM_EXPORT int32_t glm_fault_calls(int32_t op) {
+  return states[op].calls;
+}
+GLM_EXPORT int32_t glm_fault_rows(int32_t op) {
+  return states[op].rows;
+}
+GLM_EXPORT size_t glm_fault_workspace() {
+  return workspace_given;
+}
+GLM_EXPORT int32_t glm_fault_open_devices() {
+  return open_devices;
+}
+
+namespace {
+const bool initialised = (glm_fault_reset(), true);
+}
