@@ -56,6 +56,11 @@ class LocalCluster:
         self.router = self._launch("router", "router", options.listen, router_args)
         self._wait_healthy("router", self.router)
 
+    @property
+    def router_pid(self) -> int:
+        """Process id of the router, once started."""
+        return self._children[-1].pid
+
     def check(self) -> None:
         """ServiceError if either has ended."""
         for child in self._children:

@@ -72,7 +72,7 @@ async def _run(config: WorkerConfig) -> None:
         max_context=sizes.max_context,
         kv_pages=sizes.num_pages,
     )
-    with Engine.create(_engine_options(config, model, sizes)) as engine:
+    with Engine.create(engine_options(config, model, sizes)) as engine:
         info = engine.info()
         log.info(
             "loaded", kernels=info.kernels, device=info.device, kv_bytes=info.kv_bytes, scratch_bytes=info.scratch_bytes
@@ -131,7 +131,7 @@ async def _warm_up(service: EngineService) -> None:
         raise EngineFailedError(f"warm-up generation ended with {engine_pb2.FinishReason.Name(finish.reason)}")
 
 
-def _engine_options(config: WorkerConfig, model: Model, sizes: Sizes) -> EngineOptions:
+def engine_options(config: WorkerConfig, model: Model, sizes: Sizes) -> EngineOptions:
     return EngineOptions(
         kernels_path=kernel_table_path(config.kernels),
         mixed_plan=dump(model.mixed),
