@@ -63,7 +63,7 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         self._admission = admission
         self._clock = clock
         self._event_loop = asyncio.get_running_loop()
-        self._failure: asyncio.Future[None] = self._event_loop.create_future()
+        self._failure: asyncio.Future[str] = self._event_loop.create_future()
         self._backlog = Backlog(admission.max_waiting_requests, admission.max_waiting_prompt_tokens)
         self._sessions: dict[int, SubscriberSession] = {}
         self._streams = 0
@@ -137,7 +137,7 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
 
     async def wait_for_failure(self) -> None:
         """Raises EngineFailedError when the engine has failed."""
-        await asyncio.shield(self._failure)
+        raise EngineFailedError(await asyncio.shield(self._failure))
 
     def deliver(self, outputs: LoopOutputs) -> None:
         """From the engine's thread: take over what a step brought."""
@@ -157,7 +157,7 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         for finish in outputs.finishes:
             self._on_finish(finish)
         if outputs.failure is not None and not self._failure.done():
-            self._failure.set_exception(EngineFailedError(outputs.failure))
+            self._failure.set_result(outputs.failure)
 
     def _on_finish(self, finish: Finish) -> None:
         self._backlog.discard(finish.key)

@@ -136,6 +136,8 @@ class EngineLoop:
             self._in_flight.append(plan)
             self._outputs.started += [request.key for request in plan.bound if request.preemptions == 0]
         if self._in_flight:
+            # A step can take seconds: what is known before it is not held back.
+            self._flush()
             self._collect()
         self._flush()
 
