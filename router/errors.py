@@ -20,3 +20,12 @@ class UnsupportedError(ServiceError):
     """The served checkpoint lacks what the call needs."""
 
     code = grpc.StatusCode.UNIMPLEMENTED
+
+
+# A status travels in HTTP/2 trailers, whose size is limited: a longer echo of the client's value would lose the status.
+_MAX_ECHO = 200
+
+
+def echo(text: str) -> str:
+    """`text` as an error message may quote it."""
+    return text if len(text) <= _MAX_ECHO else f"{text[:_MAX_ECHO]}... ({len(text)} characters)"

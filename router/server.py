@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import structlog
 import uvloop
@@ -48,7 +47,7 @@ async def serve(config: RouterConfig, model: TextModel) -> None:
     try:
         if config.ready_file is not None:
             write_ready_file(config.ready_file, router.address)
-        await wait_for_stop(router.failure)
+        await wait_for_stop(router.background)
         log.info("draining", limit_s=config.drain_s)
         await router.drain(config.drain_s)
     finally:
@@ -57,14 +56,13 @@ async def serve(config: RouterConfig, model: TextModel) -> None:
 
 
 class Router:
-    """A running router. `failure` finishes only if a background task fails, with its exception."""
+    """A running router. `background` ends only by cancellation or by a failure."""
 
     def __init__(self, started: GrpcServer, link: WorkerLink, admission: Admission) -> None:
         self._started = started
+        self._link = link
         self._admission = admission
-        self._health_task = asyncio.create_task(_follow_link(started, link))
-        self._link_task = asyncio.create_task(link.run())
-        self.failure: asyncio.Future[Any] = asyncio.gather(self._health_task, self._link_task)
+        self.background = asyncio.create_task(self._run())
 
     @classmethod
     async def start(cls, config: RouterConfig, model: TextModel) -> Router:
@@ -87,28 +85,26 @@ class Router:
 
     async def drain(self, limit_s: float) -> None:
         """Turn NOT_SERVING, refuse new requests, and wait for the running ones, at most `limit_s`."""
-        await _cancel(self._health_task)
-        await self._started.set_serving(False)
+        self._admission.close()
+        self._link.changed.set()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._admission.drain(), limit_s)
+            await asyncio.wait_for(self._admission.wait_idle(), limit_s)
 
     async def stop(self) -> None:
         """End what still runs, and close."""
         await self._started.server.stop(_CLOSE_GRACE_S)
-        await _cancel(self._health_task)
-        await _cancel(self._link_task)
-        await _cancel(self.failure)
+        self.background.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.background
 
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._link.run())
+            tasks.create_task(self._follow_link())
 
-async def _follow_link(started: GrpcServer, link: WorkerLink) -> None:
-    """Our health is that of the worker as we see it."""
-    while True:
-        link.changed.clear()
-        await started.set_serving(link.serving)
-        await link.changed.wait()
-
-
-async def _cancel(task: asyncio.Future[Any]) -> None:
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    async def _follow_link(self) -> None:
+        """Our health is that of the worker as we see it, until we drain."""
+        while True:
+            self._link.changed.clear()
+            await self._started.set_serving(self._link.serving and not self._admission.closed)
+            await self._link.changed.wait()

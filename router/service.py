@@ -12,7 +12,7 @@ from glmserve.inference.v1 import inference_pb2
 from glmserve.service.status import InvalidArgumentError, NotFoundError
 from router.dispatch.admission import Admission
 from router.dispatch.worker_link import WorkerLink
-from router.errors import UnsupportedError
+from router.errors import UnsupportedError, echo
 from router.generation import Delta, Generation, GenerationPlan
 from router.model import TextModel
 from router.request_scope import RequestScope, open_scope
@@ -117,7 +117,7 @@ class InferenceService:
         """Raises UnavailableError: no worker. Raises NotFoundError: it serves another model."""
         info = self._link.info
         if model not in ("", info.model_name):
-            raise NotFoundError(f"model: {model!r} is not served here; served: {info.model_name!r}")
+            raise NotFoundError(f"model: {echo(model)!r} is not served here; served: {info.model_name!r}")
         return info
 
     def _admit(
@@ -157,7 +157,7 @@ class InferenceService:
         try:
             return self._model.template.render(plain)
         except TemplateRefusalError as error:
-            raise InvalidArgumentError("messages", f"the chat template refuses them: {error}") from None
+            raise InvalidArgumentError("messages", f"the chat template refuses them: {echo(str(error))}") from None
 
     def _plan(
         self,

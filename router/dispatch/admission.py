@@ -8,7 +8,7 @@ from glmserve.service.status import OverloadedError, UnavailableError
 
 
 class Admission:
-    """Counts requests and prompt tokens in flight. `drain` refuses what is new."""
+    """Counts requests and prompt tokens in flight."""
 
     def __init__(self, max_requests: int, max_prompt_tokens: int, retry_after_ms: int) -> None:
         self._max_requests = max_requests
@@ -16,13 +16,13 @@ class Admission:
         self._retry_after_ms = retry_after_ms
         self._requests = 0
         self._prompt_tokens = 0
-        self._draining = False
+        self.closed = False
         self._idle = asyncio.Event()
         self._idle.set()
 
     def enter(self) -> Ticket:
-        """Take a place. Raises OverloadedError: all are taken. Raises UnavailableError: draining."""
-        if self._draining:
+        """Take a place. Raises OverloadedError: all are taken. Raises UnavailableError: closed."""
+        if self.closed:
             raise UnavailableError("the router is shutting down; try another")
         if self._requests >= self._max_requests:
             raise OverloadedError(
@@ -32,9 +32,12 @@ class Admission:
         self._idle.clear()
         return Ticket(self)
 
-    async def drain(self) -> None:
-        """Refuse new requests; return when the last one has left."""
-        self._draining = True
+    def close(self) -> None:
+        """Refuse new requests from now on."""
+        self.closed = True
+
+    async def wait_idle(self) -> None:
+        """Return when no request is in flight."""
         await self._idle.wait()
 
     def add_prompt(self, tokens: int) -> None:

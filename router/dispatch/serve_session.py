@@ -84,16 +84,20 @@ class ServeSession:
         return stream
 
     def abort(self, stream: TokenStream) -> None:
-        """Tell the worker to stop; the stream still gets its finish. Has no effect on one that has ended."""
-        if not stream.ended:
-            self._aborts.append(stream.request_id)
-            self._outgoing.set()
+        """Tell the worker to stop; the stream still gets its finish. Has no effect on one the worker has ended."""
+        if stream.request_id in self._open:
+            self._send_abort(stream.request_id)
 
     def release(self, stream: TokenStream) -> None:
-        """Nobody reads the stream any more: abort it if it runs, and forget it. Idempotent."""
+        """Nobody reads the stream any more: abort it if the worker has it, and forget it. Idempotent."""
         running = self._open.pop(stream.request_id, None) is not None
-        if running and self._submits.pop(stream.request_id, None) is None:
-            self.abort(stream)
+        unsent = self._submits.pop(stream.request_id, None) is not None
+        if running and not unsent:
+            self._send_abort(stream.request_id)
+
+    def _send_abort(self, request_id: int) -> None:
+        self._aborts.append(request_id)
+        self._outgoing.set()
 
     async def _read(self, call: ServeCall) -> None:
         async for response in call:
