@@ -86,11 +86,15 @@ def _read_index(path: Path, digest: hashlib._Hash) -> dict[str, str]:
     if not isinstance(weight_map, dict):
         raise CheckpointError(f"{path}: weight_map: expected an object of tensor name to shard, found {weight_map!r}")
     for name, shard in weight_map.items():
-        if not isinstance(shard, str) or not shard or Path(shard).name != shard:
+        if not _is_file_name(shard):
             raise CheckpointError(
-                f"{path}: tensor {name}: expected the name of a file beside the index, found {shard!r}"
+                f"{path}: tensor {name!a}: expected the name of a file beside the index, found {shard!a}"
             )
     return weight_map
+
+
+def _is_file_name(value: object) -> bool:
+    return isinstance(value, str) and value.isprintable() and "/" not in value and value not in ("", ".", "..")
 
 
 def read_shard(path: Path, digest: hashlib._Hash) -> dict[str, TensorSource]:
@@ -129,6 +133,8 @@ def _read_header(path: Path) -> tuple[bytes, int]:
 
 def _tensor(path: Path, name: str, entry: object, data_start: int) -> TensorSource:
     where = f"tensor {name}: in shard {path}"
+    if not name.isprintable():
+        raise CheckpointError(f"shard {path}: tensor name {name!a} has characters that cannot be printed")
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(f"{where}: expected an object of dtype, shape and data_offsets, found {entry!r:.200}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]

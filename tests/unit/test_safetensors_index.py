@@ -108,6 +108,14 @@ def test_broken_header_entry(single: Path, damage: str) -> None:
 BROKEN_HEADERS = {
     "not JSON": (b"{]", "header: not valid JSON"),
     "not UTF-8": (b'{"\xff": 1}', "header: byte 2 is not valid UTF-8"),
+    "name with a control character": (
+        b'{"a\\n": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}}',
+        r"tensor name 'a\\n' has characters that cannot be printed",
+    ),
+    "name with half a character": (
+        b'{"\\ud800": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}}',
+        r"tensor name '\\ud800' has characters that cannot be printed",
+    ),
     "not an object": (b"[]", "header: expected a JSON object, found list"),
     "duplicate tensor": (
         b'{"a": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}, "a": {}}',
@@ -196,11 +204,11 @@ def test_missing_shard(tmp_path: Path) -> None:
         read_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("shard", ["../model-0.safetensors", "/etc/passwd", 7, ""])
+@pytest.mark.parametrize("shard", ["../model-0.safetensors", "/etc/passwd", 7, "", "..", "a\0b", "\ud800"])
 def test_index_may_only_name_files_beside_it(tmp_path: Path, shard: object) -> None:
     write_checkpoint(tmp_path, tiny_config(), TENSORS)
     rewrite_index(tmp_path, lambda weight_map: weight_map.update(a=shard))
-    with pytest.raises(CheckpointError, match="tensor a: expected the name of a file beside the index"):
+    with pytest.raises(CheckpointError, match="tensor 'a': expected the name of a file beside the index"):
         read_checkpoint(tmp_path)
 
 
