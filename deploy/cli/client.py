@@ -18,6 +18,7 @@ class RequestError(DeployError):
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
         super().__init__(f"{code.name}: {details}")
+        self.code = code
         if code in {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}:
             self.exit_code = 2
 

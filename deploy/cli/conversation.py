@@ -2,8 +2,9 @@
 
 import contextlib
 import readline  # noqa: F401 - gives input() line editing and history
+import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
 
 import grpc
 
@@ -13,38 +14,44 @@ from glmserve.inference.v1 import inference_pb2
 
 
 class Conversation:
-    """The messages so far. What the model said before an answer was aborted stays part of them."""
+    """The messages so far. What the model said before an answer was aborted is part of them."""
 
     def __init__(self, stub: Stub, sampling: inference_pb2.SamplingOptions, system: str | None) -> None:
         self._stub = stub
         self._sampling = sampling
+        self._call: grpc.Call | None = None
+        self._cancelled = False
         self.messages: list[inference_pb2.ChatMessage] = []
         if system is not None:
-            self._add(inference_pb2.ROLE_SYSTEM, system)
+            self.messages.append(inference_pb2.ChatMessage(role=inference_pb2.ROLE_SYSTEM, content=system))
 
     def say(self, text: str) -> Generator[str, None, None]:
         """Send a user's turn and yield the answer as it comes. Closing the iterator cancels the request.
 
-        RequestError: the request failed. A turn without any answer is taken back.
+        RequestError: the request failed. A turn without any answer is no part of the conversation.
         """
-        self._add(inference_pb2.ROLE_USER, text)
-        request = inference_pb2.ChatRequest(messages=self.messages, sampling=self._sampling)
-        call, answer = self._stub.Chat(request), ""
+        turn = inference_pb2.ChatMessage(role=inference_pb2.ROLE_USER, content=text)
+        request = inference_pb2.ChatRequest(messages=[*self.messages, turn], sampling=self._sampling)
+        answer = inference_pb2.ChatMessage(role=inference_pb2.ROLE_ASSISTANT)
+        call = self._call = self._stub.Chat(request)
+        if self._cancelled:
+            call.cancel()
         try:
             with request_errors():
                 for message in call:
-                    answer += message.content
+                    answer.content += message.content
                     yield message.content
         finally:
-            assert isinstance(call, grpc.Call)
             call.cancel()
-            if answer:
-                self._add(inference_pb2.ROLE_ASSISTANT, answer)
-            else:
-                self.messages.pop()
+            self._call, self._cancelled = None, False
+            if answer.content:
+                self.messages += [turn, answer]
 
-    def _add(self, role: inference_pb2.Role.ValueType, content: str) -> None:
-        self.messages.append(inference_pb2.ChatMessage(role=role, content=content))
+    def cancel(self) -> None:
+        """End the answer that is under way or about to be: its iterator raises RequestError with the code CANCELLED."""
+        self._cancelled = True
+        if self._call is not None:
+            self._call.cancel()
 
 
 def converse(conversation: Conversation) -> None:
@@ -65,12 +72,21 @@ def converse(conversation: Conversation) -> None:
 
 def _answer(conversation: Conversation, text: str) -> None:
     try:
-        with contextlib.closing(conversation.say(text)) as pieces:
+        with _interrupt_calls(conversation.cancel), contextlib.closing(conversation.say(text)) as pieces:
             for piece in pieces:
                 sys.stdout.write(piece)
                 sys.stdout.flush()
         sys.stdout.write("\n")
-    except KeyboardInterrupt:
-        messages.print("\n(stopped)")
     except RequestError as error:
-        messages.print(f"error: {error}", markup=False)
+        stopped = error.code is grpc.StatusCode.CANCELLED
+        messages.print("\n(stopped)" if stopped else f"error: {error}", markup=False)
+
+
+@contextlib.contextmanager
+def _interrupt_calls(cancel: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C cancels: a KeyboardInterrupt could come in the middle of gRPC's own bookkeeping."""
+    before = signal.signal(signal.SIGINT, lambda _number, _frame: cancel())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -20,7 +20,7 @@ def fetch(name: str, cache_dir: Path | None = None, progress: Progress = silent)
     """The checkpoint directory of an embedded model, made if it is not there yet.
 
     A model that is complete in the cache needs no network. ModelError: an unknown name, a download that failed, a
-    hash that differs from the pinned one.
+    hash that differs from the pinned one, a cache that cannot be written.
     """
     model = lookup(name)
     root = cache_dir or cache_root()
@@ -28,9 +28,12 @@ def fetch(name: str, cache_dir: Path | None = None, progress: Progress = silent)
     identity = identity_of(model)
     if is_complete(directory, identity):
         return directory
-    with locked(root / "models" / f".{model.name}.lock"):
-        if not is_complete(directory, identity):
-            _make(model, root / "downloads", directory, progress)
+    try:
+        with locked(root / "models" / f".{model.name}.lock"):
+            if not is_complete(directory, identity):
+                _make(model, root / "downloads", directory, progress)
+    except OSError as error:
+        raise ModelError(f"cannot fill the model cache {root}: {error}. GLM_CACHE_DIR sets another place") from None
     return directory
 
 

@@ -1,5 +1,8 @@
 """An InferenceService in this process that answers from a script and keeps the requests."""
 
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from concurrent import futures
 from dataclasses import dataclass, field
@@ -22,9 +25,11 @@ def finish() -> inference_pb2.Finish:
 
 @dataclass
 class ScriptedService(inference_pb2_grpc.InferenceServiceServicer):
-    """`refusal`: the status that every call ends with instead."""
+    """`refusal`: the status that every call ends with instead. `interrupts`: how many chat answers get a Ctrl-C."""
 
     refusal: tuple[grpc.StatusCode, str] | None = None
+    interrupts: int = 0
+    cancelled: threading.Event = field(default_factory=threading.Event)
     generated: list[inference_pb2.GenerateRequest] = field(default_factory=list)
     chatted: list[inference_pb2.ChatRequest] = field(default_factory=list)
 
@@ -48,6 +53,12 @@ class ScriptedService(inference_pb2_grpc.InferenceServiceServicer):
         self._refuse(context)
         for piece in PIECES:
             yield inference_pb2.ChatResponse(content=piece)
+            if self.interrupts:
+                self.interrupts -= 1
+                context.add_callback(self.cancelled.set)
+                os.kill(os.getpid(), signal.SIGINT)
+                self.cancelled.wait()
+                return
         yield inference_pb2.ChatResponse(finish=finish())
 
     def _refuse(self, context: Any) -> None:

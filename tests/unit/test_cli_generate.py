@@ -114,6 +114,16 @@ def test_chat_goes_on_after_a_refused_turn(service: ScriptedService, target: str
     assert [[message.content for message in request.messages] for request in service.chatted] == [["Hello"], ["Again"]]
 
 
+def test_ctrl_c_ends_the_answer_and_not_the_program(service: ScriptedService, target: str) -> None:
+    service.interrupts = 1
+    result = CliRunner().invoke(app, ["chat", "--target", target], input="Hello\nAgain\n")
+    assert result.exit_code == 0
+    assert service.cancelled.is_set()
+    assert "(stopped)" in result.stderr
+    assert result.stdout.endswith(" Paris.\n> \n")
+    assert service.chatted[1].messages[-1].content == "Again"
+
+
 def test_an_aborted_answer_stays_as_far_as_it_came(target: str) -> None:
     with inference("", target) as stub:
         conversation = Conversation(stub, inference_pb2.SamplingOptions(), None)

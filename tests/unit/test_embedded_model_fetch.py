@@ -114,6 +114,12 @@ def test_a_download_that_fails_says_what_to_do(tmp_path: Path, monkeypatch: pyte
         fetch.fetch(DEFAULT_MODEL, tmp_path)
 
 
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ModelError, match=f"model cache {tmp_path}/file.*GLM_CACHE_DIR"):
+        fetch.fetch(DEFAULT_MODEL, tmp_path / "file")
+
+
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(ModelError, match=f"'nothing-like-it'.*{DEFAULT_MODEL}"):
         resolve_model("nothing-like-it")
