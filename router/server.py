@@ -47,7 +47,7 @@ async def serve(config: RouterConfig, model: TextModel) -> None:
     try:
         if config.ready_file is not None:
             write_ready_file(config.ready_file, router.address)
-        await wait_for_stop(router.background)
+        await wait_for_stop(asyncio.shield(router.background))
         log.info("draining", limit_s=config.drain_s)
         await router.drain(config.drain_s)
     finally:

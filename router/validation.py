@@ -151,7 +151,9 @@ def _max_tokens(
 
 def _check(field: str, value: float, bounds: Bounds) -> None:
     if not bounds.allow(value):
-        raise InvalidArgumentError(field, f"{value:.7g} is not allowed; allowed: {bounds}")
+        # Seven digits: the client's float is a single.
+        given = f"{value:.7g}" if isinstance(value, float) else str(value)
+        raise InvalidArgumentError(field, f"{given} is not allowed; allowed: {bounds}")
 
 
 def _check_count(field: str, count: int, maximum: int) -> None:

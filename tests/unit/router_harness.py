@@ -175,17 +175,12 @@ class Bench:
     channel: grpc.aio.Channel
 
     @property
-    def stub(self) -> inference_pb2_grpc.InferenceServiceAsyncStub:
-        return inference_pb2_grpc.InferenceServiceStub(self.channel)  # type: ignore[return-value]
+    def stub(self) -> Any:
+        return inference_pb2_grpc.InferenceServiceStub(self.channel)
 
     async def wait_health(self, serving: bool) -> None:
         """Until the router reports this health."""
-        wanted = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        call = health_pb2_grpc.HealthStub(self.channel).Watch(health_pb2.HealthCheckRequest())
-        async for response in call:
-            if response.status == wanted:
-                break
-        call.cancel()
+        await wait_health(self.channel, serving)
 
     async def stop_worker(self) -> None:
         await self.worker_server.server.stop(None)
@@ -195,12 +190,33 @@ class Bench:
         self.worker_server = await start_worker(self.worker, self.worker_server.address)
 
 
+async def wait_health(channel: grpc.aio.Channel, serving: bool, service: str = "") -> None:
+    """Until the server reports this health of `service`."""
+    wanted = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    call = stub.Watch(health_pb2.HealthCheckRequest(service=service))
+    async for response in call:
+        if response.status == wanted:
+            break
+    call.cancel()
+
+
 async def start_worker(worker: ScriptedWorker, listen: str = "127.0.0.1:0") -> GrpcServer:
     started = await start_server(
         lambda server: engine_pb2_grpc.add_EngineServiceServicer_to_server(worker, server), (ENGINE,), listen, 64 << 20
     )
     await started.set_serving(True)
     return started
+
+
+@contextlib.asynccontextmanager
+async def running_worker(worker: ScriptedWorker) -> AsyncIterator[str]:
+    """Its address."""
+    started = await start_worker(worker)
+    try:
+        yield started.address
+    finally:
+        await started.server.stop(None)
 
 
 # A fixed, small flow control window: a client that does not read is felt after 64 KiB.

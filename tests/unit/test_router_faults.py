@@ -62,9 +62,9 @@ async def test_a_cancel_reaches_the_worker_and_others_go_on() -> None:
 
 async def test_a_deadline_goes_to_the_worker_and_its_passing_aborts() -> None:
     async with bench() as b:
-        call = b.stub.Generate(generate(), timeout=0.3)
+        call = b.stub.Generate(generate(), timeout=1.0)
         submit = await b.worker.submits.get()
-        assert 0 < submit.timeout_ms <= 300
+        assert 0 < submit.timeout_ms <= 1100  # gRPC rounds a deadline up on the wire
         assert (await failure(call)).code() == grpc.StatusCode.DEADLINE_EXCEEDED
         assert await b.worker.aborts.get() == submit.request_id
 
