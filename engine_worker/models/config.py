@@ -76,7 +76,7 @@ def read_model_config(directory: Path) -> tuple[ModelConfig, bytes]:
 def _check_architecture(fields: ConfigFields) -> None:
     architectures = fields.get("architectures")
     if architectures != [ARCHITECTURE]:
-        names = ", ".join(map(str, architectures)) if isinstance(architectures, list) else repr(architectures)
+        names = ", ".join(map(repr, architectures)) if isinstance(architectures, list) else repr(architectures)
         raise UnsupportedError(
             f"{fields.path}: architecture {names} is not supported; "
             f"supported: {ARCHITECTURE} (GLM-4.5, 4.5-Air, 4.6, 4.7)"

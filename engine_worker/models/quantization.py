@@ -6,11 +6,11 @@ from typing import Literal
 
 from engine_worker.errors import CheckpointError, UnsupportedError
 from engine_worker.models.config_fields import ConfigFields
+from engine_worker.weights.records import FP8_BLOCK
 
 # channel: a scale per output channel of a weight and per token of an activation; block: per 128x128 weight block and
 # per 128 columns of a token.
 Quantization = Literal["channel", "block"]
-BLOCK = 128
 
 
 def read_quantization(fields: ConfigFields) -> Quantization | None:
@@ -33,7 +33,7 @@ def read_quantization(fields: ConfigFields) -> Quantization | None:
 def _read_fp8_method(quantization: ConfigFields) -> Quantization:
     """The DeepSeek-style spelling of block scales."""
     quantization.choice("activation_scheme", ("dynamic",))
-    _check_value(quantization, "weight_block_size", [BLOCK, BLOCK])
+    _check_value(quantization, "weight_block_size", [FP8_BLOCK, FP8_BLOCK])
     return "block"
 
 
@@ -45,9 +45,9 @@ def _read_group(group: ConfigFields) -> Quantization:
     if weights.choice("strategy", ("channel", "block")) == "channel":
         activations.choice("strategy", ("token",))
         return "channel"
-    _check_value(weights, "block_structure", [BLOCK, BLOCK])
+    _check_value(weights, "block_structure", [FP8_BLOCK, FP8_BLOCK])
     activations.choice("strategy", ("group",))
-    _check_value(activations, "group_size", BLOCK)
+    _check_value(activations, "group_size", FP8_BLOCK)
     return "block"
 
 

@@ -7,9 +7,9 @@ from typing import Self
 
 from engine_worker.models.config import ModelConfig
 from engine_worker.models.ops import Activation
-from engine_worker.models.quantization import BLOCK, Quantization
+from engine_worker.models.quantization import Quantization
 from engine_worker.plan.record import SAMPLES, TOKENS, ActDtype, Buffer, Rope, Rows, Size
-from engine_worker.weights.records import Experts, Matrix
+from engine_worker.weights.records import Experts, Matrix, blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,4 +98,4 @@ def _forms(name: str, rows: Rows, cols: int, c: ModelConfig) -> Forms:
 
 
 def _scale_cols(cols: int, quantization: Quantization | None) -> int:
-    return -(-cols // BLOCK) if quantization == "block" else 1
+    return blocks(cols) if quantization == "block" else 1

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from engine_worker.errors import WorkerError
 from engine_worker.plan.record import ActDtype, Buffer, BufferDtype, PlanName, Rows, Size
-from engine_worker.weights.records import Matrix, Vector, WeightFormat
+from engine_worker.weights.records import Matrix, Vector, WeightFormat, blocks
 
-BLOCK = 128  # GLM_FP8_BLOCK
 MAX_PARTS = 4  # GLM_MAX_PARTS
 
 
@@ -50,11 +49,11 @@ class OpCheck:
         self.that((q is None) == (scale is None), f"{keys[0]} and {keys[1]} come together")
         if q is not None and scale is not None:
             self.buffer(keys[0], q, "fp8", rows, cols)
-            self.buffer(keys[1], scale, "f32", rows, 1 if scale.cols == 1 else -(-cols // BLOCK))
+            self.buffer(keys[1], scale, "f32", rows, 1 if scale.cols == 1 else blocks(cols))
 
     def scales_suit(self, scale: Buffer, weight_format: WeightFormat, cols: int) -> None:
         """Activations are quantised the way their weight is."""
-        expected = 1 if weight_format is WeightFormat.FP8_CHANNEL else -(-cols // BLOCK)
+        expected = 1 if weight_format is WeightFormat.FP8_CHANNEL else blocks(cols)
         self.that(
             scale.cols == expected,
             f"x_scale={scale.name} has {scale.cols} columns, {weight_format.value} takes {expected}",

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from engine_worker.plan.record import DTYPE_BYTES, SAMPLES, Buffer, Op, Plan
-from engine_worker.weights.records import Experts, Matrix, Vector, Weight, WeightFormat
+from engine_worker.weights.records import Experts, Matrix, Vector, Weight, WeightFormat, blocks
 
-BLOCK = 128  # GLM_FP8_BLOCK
 F32_BYTES = 4  # vectors, scales and biases are held as f32
 
 
@@ -146,7 +145,7 @@ def _touched(step: _Step, op: Op, experts: Experts) -> float:
 
 
 def _matrix_bytes(weight_format: WeightFormat, rows: int, cols: int) -> int:
-    scales = {WeightFormat.FP8_CHANNEL: rows, WeightFormat.FP8_BLOCK: -(-rows // BLOCK) * -(-cols // BLOCK)}
+    scales = {WeightFormat.FP8_CHANNEL: rows, WeightFormat.FP8_BLOCK: blocks(rows) * blocks(cols)}
     return rows * cols * weight_format.element_bytes + F32_BYTES * scales.get(weight_format, 0)
 
 

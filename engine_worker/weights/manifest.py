@@ -11,10 +11,9 @@ from collections.abc import Sequence
 
 from engine_worker.errors import CheckpointError, UnsupportedError
 from engine_worker.runtime.records import TensorSource
-from engine_worker.weights.records import Experts, Matrix, Part, Vector, WeightFormat
+from engine_worker.weights.records import FP8_BLOCK, Experts, Matrix, Part, Vector, WeightFormat, blocks
 from engine_worker.weights.safetensors_index import Checkpoint
 
-BLOCK = 128  # GLM_FP8_BLOCK
 SCALE_SUFFIXES = ("weight_scale", "weight_scale_inv")  # both are multipliers: w = fp8 * scale
 FP8_DTYPE = "F8_E4M3"
 _FLOAT_FORMATS = {"F32": WeightFormat.F32, "BF16": WeightFormat.BF16, "F16": WeightFormat.F16}
@@ -109,9 +108,8 @@ class Manifest:
 
     def _scale_format(self, name: str, rows: int, cols: int) -> WeightFormat:
         source = self._float_tensor(name, None)
-        blocks = (-(-rows // BLOCK), -(-cols // BLOCK))
         shapes: dict[tuple[int, ...], WeightFormat] = {
-            blocks: WeightFormat.FP8_BLOCK,
+            (blocks(rows), blocks(cols)): WeightFormat.FP8_BLOCK,
             (rows, 1): WeightFormat.FP8_CHANNEL,
         }
         found = shapes.get(source.shape)
@@ -119,7 +117,7 @@ class Manifest:
         if found is None:
             raise CheckpointError(
                 f"{where}: shape {list(source.shape)}, expected {[rows, 1]} (a scale per output channel) or "
-                f"{list(blocks)} (a scale per {BLOCK}x{BLOCK} block)"
+                f"{[blocks(rows), blocks(cols)]} (a scale per {FP8_BLOCK}x{FP8_BLOCK} block)"
             )
         if found is not self._fp8_format:
             declared = self._fp8_format.value if self._fp8_format else "no quantization_config"

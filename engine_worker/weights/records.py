@@ -6,6 +6,12 @@ import enum
 from dataclasses import dataclass
 
 Span = tuple[int, int]  # first, and one past the last
+FP8_BLOCK = 128  # GLM_FP8_BLOCK: side of a weight scale block, length of an activation group
+
+
+def blocks(size: int) -> int:
+    """How many blocks `size` rows or columns take; the last may be short."""
+    return -(-size // FP8_BLOCK)
 
 
 class WeightFormat(enum.Enum):

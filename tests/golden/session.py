@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,21 @@ Logits = NDArray[np.float32]
 Tokens = NDArray[np.int32]
 
 
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive tokens of the sequence in `slot`, the first at `position`.
+
+    The last one's logits are wanted if `sampled`.
+    """
+
+    slot: int
+    tokens: Tokens
+    position: int
+    sampled: bool = True
+
+
 class Session:
-    """One engine; each call runs one sequence from its first token."""
+    """One engine. `prefill` and `decode` run a sequence from its first token; `start` and `step` are their parts."""
 
     def __init__(self, engine: Engine, vocab: int) -> None:
         self._engine = engine
@@ -31,51 +45,53 @@ class Session:
 
     def prefill(self, tokens: Tokens, chunks: Sequence[int] | None = None, slot: int = 0) -> Logits:
         """[vocab]: the logits after the last token, the prompt being fed in `chunks` (all at once by default)."""
-        sizes = [len(tokens)] if chunks is None else list(chunks)
-        assert sum(sizes) == len(tokens)
-        self._start(slot)
+        self.start(slot)
         begin = 0
-        for size in sizes:
+        for size in [len(tokens)] if chunks is None else chunks:
             end = begin + size
-            self._step(slot, tokens[begin:end], begin, sampled=end == len(tokens))
+            logits = self.step(Piece(slot, tokens[begin:end], begin, sampled=end == len(tokens)))
             begin = end
-        return self._logits()
+        row: Logits = logits[0]
+        return row
 
     def decode(self, tokens: Tokens, slot: int = 0) -> Logits:
         """[tokens][vocab]: the logits after each token, fed one at a time."""
-        self._start(slot)
-        rows = []
-        for position in range(len(tokens)):
-            self._step(slot, tokens[position : position + 1], position, sampled=True)
-            rows.append(self._logits())
-        return np.stack(rows)
+        self.start(slot)
+        return np.concatenate([self.step(Piece(slot, tokens[i : i + 1], i)) for i in range(len(tokens))])
 
-    def _logits(self) -> Logits:
-        row: Logits = self._engine.read_buffer("logits", (1, self._vocab), np.float32)[0]
-        return row
-
-    def _start(self, slot: int) -> None:
-        """Greedy, with nothing that would change the logits."""
+    def start(self, slot: int) -> None:
+        """Begin a sequence: greedy, with nothing that would change the logits."""
         none = np.empty(0, np.int32)
         self._engine.release_slot(slot)
         self._engine.bind_slot(slot, Sampling(), none, none)
 
-    def _step(self, slot: int, tokens: Tokens, position: int, *, sampled: bool) -> None:
-        end = position + len(tokens)
-        pages = range(-(-position // PAGE_SIZE), -(-end // PAGE_SIZE))
-        # Backwards, so that a page's id and its place in the sequence differ.
-        updates = [(slot, index, (slot + 1) * PAGES_A_SLOT - 1 - index) for index in pages]
+    def step(self, *pieces: Piece) -> Logits:
+        """[sampled pieces][vocab]."""
+        starts = np.cumsum([0, *(len(piece.tokens) for piece in pieces)], dtype=np.int32)
+        updates = [update for piece in pieces for update in _page_updates(piece)]
+        sample_rows = [end - 1 for piece, end in zip(pieces, starts[1:], strict=True) if piece.sampled]
         self._engine.submit(
             StepBatch(
-                token_ids=np.ascontiguousarray(tokens),
-                positions=np.arange(position, end, dtype=np.int32),
-                seq_slots=np.array([slot], np.int32),
-                seq_starts=np.array([0, len(tokens)], np.int32),
-                sample_rows=np.array([len(tokens) - 1] if sampled else [], np.int32),
+                token_ids=np.concatenate([piece.tokens for piece in pieces]),
+                positions=np.concatenate(
+                    [np.arange(piece.position, piece.position + len(piece.tokens), dtype=np.int32) for piece in pieces]
+                ),
+                seq_slots=np.array([piece.slot for piece in pieces], np.int32),
+                seq_starts=starts,
+                sample_rows=np.array(sample_rows, np.int32),
                 page_updates=np.array(updates, np.int32).reshape(-1, 3),
             )
         )
         self._engine.collect()
+        logits: Logits = self._engine.read_buffer("logits", (len(sample_rows), self._vocab), np.float32)
+        return logits
+
+
+def _page_updates(piece: Piece) -> list[tuple[int, int, int]]:
+    """Pages are dealt out backwards, so that a page's id and its place in the sequence differ."""
+    end = piece.position + len(piece.tokens)
+    pages = range(-(-piece.position // PAGE_SIZE), -(-end // PAGE_SIZE))
+    return [(piece.slot, index, (piece.slot + 1) * PAGES_A_SLOT - 1 - index) for index in pages]
 
 
 @contextmanager

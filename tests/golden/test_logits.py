@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.golden.cases import CASES, PROMPT_TOKENS, Case
-from tests.golden.session import Logits, Session, Tokens, open_session, relative_error
+from tests.golden.session import Logits, Piece, Session, Tokens, open_session, relative_error
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,17 @@ def test_prefill_in_any_chunking_equals_decode(golden: Golden) -> None:
 
 def test_slot_and_pages_do_not_matter(golden: Golden) -> None:
     np.testing.assert_array_equal(golden.session.decode(golden.tokens, slot=1), golden.decoded)
+
+
+def test_company_in_the_step_does_not_matter(golden: Golden) -> None:
+    """One sequence decodes while another, of other tokens, is prefilled in chunks of 3 in the same steps."""
+    other = golden.tokens[::-1].copy()
+    alone = golden.session.decode(other, slot=1)
+    for slot in (0, 1):
+        golden.session.start(slot)
+    for i in range(PROMPT_TOKENS // 3):
+        logits = golden.session.step(Piece(0, golden.tokens[i : i + 1], i), Piece(1, other[3 * i : 3 * i + 3], 3 * i))
+        np.testing.assert_array_equal(logits, [golden.decoded[i], alone[3 * i + 2]])
 
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "fp8"])

@@ -136,9 +136,9 @@ def test_activations_are_f32_unless_bf16(tmp_path: Path, dtype: str) -> None:
 UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "other architecture": (
         {"architectures": ["Glm4MoeLiteForCausalLM"]},
-        "architecture Glm4MoeLiteForCausalLM is not supported; supported: Glm4MoeForCausalLM",
+        "architecture 'Glm4MoeLiteForCausalLM' is not supported; supported: Glm4MoeForCausalLM",
     ),
-    "two architectures": ({"architectures": ["Glm4MoeForCausalLM", "Other"]}, "architecture Glm4MoeForCausalLM, Other"),
+    "two architectures": ({"architectures": ["Glm4MoeForCausalLM", "X"]}, "architecture 'Glm4MoeForCausalLM', 'X' is"),
     "architectures not a list": ({"architectures": 7}, "architecture 7 is not supported"),
     "activation function": ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
     "dtype": ({"dtype": "float8"}, "dtype 'float8' is not supported; supported: bfloat16, float16, float32"),
