@@ -23,7 +23,7 @@ class Answer:
     finish: inference_pb2.Finish = field(default_factory=inference_pb2.Finish)
 
 
-def run(request: inference_pb2.GenerateRequest, model: str, target: str | None, *, as_json: bool) -> None:
+def run(request: inference_pb2.GenerateRequest, model: str | None, target: str | None, *, as_json: bool) -> None:
     """Send the request to `target`, or to a local pair serving `model`, and print the answer."""
     with inference(model, target) as stub, request_errors():
         answer = collect(stub.Generate(request), show=not as_json)

@@ -6,18 +6,17 @@ import typer
 
 from deploy.cli.options import (
     MaxTokensOption,
-    ModelOption,
     SeedOption,
+    ServedModelOption,
     TargetOption,
     TemperatureOption,
     check_utf8,
 )
-from deploy.models.catalog import DEFAULT_MODEL
 
 
 def chat(
     *,
-    model: ModelOption = DEFAULT_MODEL,
+    model: ServedModelOption = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system message.")] = None,
     max_tokens: MaxTokensOption = None,
     temperature: TemperatureOption = None,
@@ -27,10 +26,10 @@ def chat(
     """Talk with a model. Ctrl-C ends an answer, Ctrl-D the conversation."""
     check_utf8("--system", system or "")
 
-    from deploy.cli.client import inference  # noqa: PLC0415
+    from deploy.cli.client import inference, requested_name  # noqa: PLC0415
     from deploy.cli.conversation import Conversation, converse  # noqa: PLC0415
     from glmserve.inference.v1 import inference_pb2  # noqa: PLC0415 - gRPC is slow to import
 
     sampling = inference_pb2.SamplingOptions(max_tokens=max_tokens, temperature=temperature, seed=seed)
     with inference(model, target) as stub:
-        converse(Conversation(stub, sampling, system))
+        converse(Conversation(stub, requested_name(model, target), sampling, system))

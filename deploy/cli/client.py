@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import grpc
 
 from deploy.cli.console import messages, model_directory
 from deploy.errors import DeployError
 from deploy.local import LocalOptions, local_cluster
+from deploy.models.catalog import DEFAULT_MODEL
 from glmserve.inference.v1 import inference_pb2_grpc
 
 Stub = inference_pb2_grpc.InferenceServiceStub
@@ -33,14 +35,19 @@ def request_errors() -> Iterator[None]:
         raise RequestError(error.code(), error.details()) from None
 
 
+def requested_name(model: str | None, target: str | None) -> str:
+    """A request's `model` field: a worker calls its model by the directory's name. Empty: whatever is served."""
+    return Path(model).resolve().name if model and target else ""
+
+
 @contextmanager
-def inference(model: str, target: str | None) -> Iterator[Stub]:
+def inference(model: str | None, target: str | None) -> Iterator[Stub]:
     """A stub of the router at `target`, or of a pair started here and stopped at the end."""
     if target is not None:
         with grpc.insecure_channel(target) as channel:
             yield Stub(channel)
         return
-    options = LocalOptions(model=model_directory(model))
+    options = LocalOptions(model=model_directory(model or DEFAULT_MODEL))
     with ExitStack() as stack:
         status = stack.enter_context(messages.status("starting"))
         cluster = stack.enter_context(local_cluster(options, status.update))

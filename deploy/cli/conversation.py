@@ -16,8 +16,10 @@ from glmserve.inference.v1 import inference_pb2
 class Conversation:
     """The messages so far. What the model said before an answer was aborted is part of them."""
 
-    def __init__(self, stub: Stub, sampling: inference_pb2.SamplingOptions, system: str | None) -> None:
+    def __init__(self, stub: Stub, model: str, sampling: inference_pb2.SamplingOptions, system: str | None) -> None:
+        """`model` and `sampling` go into every request; `system` is the system message, if any."""
         self._stub = stub
+        self._model = model
         self._sampling = sampling
         self._call: grpc.Call | None = None
         self._cancelled = False
@@ -31,7 +33,8 @@ class Conversation:
         RequestError: the request failed. A turn without any answer is no part of the conversation.
         """
         turn = inference_pb2.ChatMessage(role=inference_pb2.ROLE_USER, content=text)
-        request = inference_pb2.ChatRequest(messages=[*self.messages, turn], sampling=self._sampling)
+        history = [*self.messages, turn]
+        request = inference_pb2.ChatRequest(model=self._model, messages=history, sampling=self._sampling)
         answer = inference_pb2.ChatMessage(role=inference_pb2.ROLE_ASSISTANT)
         call = self._call = self._stub.Chat(request)
         if self._cancelled:

@@ -6,14 +6,13 @@ import typer
 
 from deploy.cli.options import (
     MaxTokensOption,
-    ModelOption,
     SeedOption,
+    ServedModelOption,
     TargetOption,
     TemperatureOption,
     check_utf8,
     parse_ids,
 )
-from deploy.models.catalog import DEFAULT_MODEL
 
 
 def generate(
@@ -22,7 +21,7 @@ def generate(
     prompt_ids: Annotated[
         str | None, typer.Option(metavar="1,2,3", help="The token ids to continue, instead of --prompt.")
     ] = None,
-    model: ModelOption = DEFAULT_MODEL,
+    model: ServedModelOption = None,
     max_tokens: MaxTokensOption = 128,
     temperature: TemperatureOption = 0.0,
     seed: SeedOption = None,
@@ -46,9 +45,11 @@ def generate(
     ids = None if prompt_ids is None else parse_ids("--prompt-ids", prompt_ids)
 
     from deploy.cli.answer import run  # noqa: PLC0415
+    from deploy.cli.client import requested_name  # noqa: PLC0415
     from glmserve.inference.v1 import inference_pb2  # noqa: PLC0415 - gRPC is slow to import
 
     request = inference_pb2.GenerateRequest(
+        model=requested_name(model, target),
         sampling=inference_pb2.SamplingOptions(
             max_tokens=max_tokens, temperature=temperature, seed=seed, logprobs=logprobs, stop=stop
         ),

@@ -4,8 +4,17 @@ from typing import Annotated
 
 import typer
 
+from deploy.models.catalog import DEFAULT_MODEL
+
 ModelOption = Annotated[
     str, typer.Option(metavar="DIR|NAME", help="A checkpoint directory, or a model that `glm model fetch` knows.")
+]
+ServedModelOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR|NAME",
+        help=f"The model to start, {DEFAULT_MODEL} if not given; with --target, the model that it must be serving.",
+    ),
 ]
 TargetOption = Annotated[
     str | None,

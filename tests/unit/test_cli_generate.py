@@ -54,10 +54,12 @@ def test_json_is_one_object(target: str) -> None:
 
 def test_flags_reach_the_request(service: ScriptedService, target: str) -> None:
     args = ["generate", "--prompt-ids", "1,2", "--max-tokens", "9", "--temperature", "0.5", "--seed", str(2**64 - 1)]
-    result = CliRunner().invoke(app, [*args, "--stop", "x", "--stop", "é", "--json", "--target", target])
+    args += ["--model", "models/tiny", "--stop", "x", "--stop", "é", "--json"]
+    result = CliRunner().invoke(app, [*args, "--target", target])
     assert json.loads(result.stdout)["logprobs"] is None
     assert service.generated == [
         inference_pb2.GenerateRequest(
+            model="tiny",
             prompt_ids=inference_pb2.TokenIds(ids=[1, 2]),
             sampling=inference_pb2.SamplingOptions(max_tokens=9, temperature=0.5, seed=2**64 - 1, stop=["x", "é"]),
             return_prompt_ids=True,
@@ -125,8 +127,8 @@ def test_ctrl_c_ends_the_answer_and_not_the_program(service: ScriptedService, ta
 
 
 def test_an_aborted_answer_stays_as_far_as_it_came(target: str) -> None:
-    with inference("", target) as stub:
-        conversation = Conversation(stub, inference_pb2.SamplingOptions(), None)
+    with inference(None, target) as stub:
+        conversation = Conversation(stub, "", inference_pb2.SamplingOptions(), None)
         with contextlib.closing(conversation.say("Hello")) as pieces:
             assert next(pieces) == PIECES[0]
         assert [message.content for message in conversation.messages] == ["Hello", PIECES[0]]
@@ -135,8 +137,8 @@ def test_an_aborted_answer_stays_as_far_as_it_came(target: str) -> None:
 
 def test_a_turn_without_an_answer_is_taken_back(service: ScriptedService, target: str) -> None:
     service.refusal = (grpc.StatusCode.UNAVAILABLE, "draining")
-    with inference("", target) as stub:
-        conversation = Conversation(stub, inference_pb2.SamplingOptions(), "Be brief.")
+    with inference(None, target) as stub:
+        conversation = Conversation(stub, "", inference_pb2.SamplingOptions(), "Be brief.")
         with pytest.raises(RequestError, match="draining"):
             list(conversation.say("Hello"))
     assert [message.content for message in conversation.messages] == ["Be brief."]
