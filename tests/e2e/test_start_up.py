@@ -82,7 +82,7 @@ def test_a_broken_checkpoint_is_named(copy: Path, damage: Callable[[Path], None]
     [
         (("--max-running", "0"), "max_running"),
         (("--max-context", "1000000"), "max_context"),
-        (("--kv-memory-mb", "1", "--max-context", "4096"), "kv_memory_mb"),
+        (("--kv-memory-mb", "1", "--kv-dtype", "f32"), "kv_memory_mb"),
     ],
 )
 def test_a_bad_setting_is_named(model_dir: Path, args: tuple[str, ...], named: str) -> None:
