@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from router.text.tokenizer import TextTokenizer
 
-_INCREMENTAL_UTF8 = codecs.getincrementaldecoder("utf-8")
 _MAX_CHARACTER_BYTES = 4
 
 
@@ -25,23 +24,27 @@ class Detokenizer:
     def __init__(self, tokenizer: TextTokenizer, prompt_ids: Sequence[int] = ()) -> None:
         self._bytes = tokenizer.token_bytes
         self._special = tokenizer.special_ids
-        self._decoder = _INCREMENTAL_UTF8("replace")
-        self._prompt_tail = self._open_character(prompt_ids)
-        self._decoder.decode(self._prompt_tail)
+        # The beginning of a character; while `_in_prompt`, all of it is the prompt's.
+        self._open = self._open_character(prompt_ids)
+        self._in_prompt = bool(self._open)
 
     def push(self, ids: Sequence[int]) -> str:
         """Text that `ids` complete."""
         table, special = self._bytes, self._special
         data = b"".join([table[token_id] for token_id in ids if token_id not in special])
-        if self._prompt_tail and data:
-            self._settle_prompt_tail(data)
-        return self._decoder.decode(data)
+        if self._open and data:
+            if self._in_prompt:
+                self._settle_prompt(data)
+            data = self._open + data
+            self._open = b""
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        if used < len(data):
+            self._open = data[used:]
+        return text
 
     def finish(self) -> str:
         """What is left: U+FFFD if the sequence ends within a character, else nothing."""
-        if self._prompt_tail:
-            return ""
-        return self._decoder.decode(b"", final=True)
+        return "" if self._in_prompt else self._open.decode(errors="replace")
 
     def _open_character(self, prompt_ids: Sequence[int]) -> bytes:
         tail = b""
@@ -52,16 +55,15 @@ class Detokenizer:
                 break
         return _incomplete_suffix(tail)
 
-    def _settle_prompt_tail(self, data: bytes) -> None:
+    def _settle_prompt(self, data: bytes) -> None:
         """Forget the prompt's open character unless the first new byte continues it."""
+        self._in_prompt = False
         try:
-            _INCREMENTAL_UTF8("strict").decode(self._prompt_tail + data[:1])
+            codecs.utf_8_decode(self._open + data[:1], "strict", False)
         except UnicodeDecodeError:
-            self._decoder.reset()
-        self._prompt_tail = b""
+            self._open = b""
 
 
 def _incomplete_suffix(data: bytes) -> bytes:
-    decoder = _INCREMENTAL_UTF8("replace")
-    decoder.decode(data)
-    return decoder.getstate()[0]
+    _, used = codecs.utf_8_decode(data, "replace", False)
+    return data[used:]
