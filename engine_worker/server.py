@@ -78,7 +78,8 @@ async def _run(config: WorkerConfig) -> None:
             "loaded", kernels=info.kernels, device=info.device, kv_bytes=info.kv_bytes, scratch_bytes=info.scratch_bytes
         )
         service = _make_service(config, model, sizes, info)
-        async with _engine_loop(config, sizes, engine, service), _grpc_server(config, service) as server:
+        loop = _make_loop(config, sizes, engine, service)
+        async with _grpc_server(config, service) as server, _running(loop):
             await _warm_up(service)
             await server.set_serving(True)
             if config.ready_file:
@@ -88,22 +89,6 @@ async def _run(config: WorkerConfig) -> None:
             log.info("draining", limit_s=config.drain_seconds)
             await server.set_serving(False)
             await service.drain(config.drain_seconds)
-
-
-@contextlib.asynccontextmanager
-async def _engine_loop(
-    config: WorkerConfig, sizes: Sizes, engine: Engine, service: EngineService
-) -> AsyncIterator[None]:
-    """The engine's thread, from here to the end of the block; then what is open is ended UNAVAILABLE."""
-    scheduler = Scheduler(scheduler_limits(config, sizes))
-    packer = StepPacker(config.step_tokens, config.max_running, sizes.max_context // PAGE_SIZE)
-    loop = EngineLoop(engine, scheduler, packer, service.deliver, max_in_flight=MAX_IN_FLIGHT)
-    service.attach(loop)
-    loop.start()
-    try:
-        yield
-    finally:
-        await asyncio.to_thread(loop.stop)
 
 
 @contextlib.asynccontextmanager
@@ -120,6 +105,16 @@ async def _grpc_server(config: WorkerConfig, service: EngineService) -> AsyncIte
         await server.set_serving(False)
         service.finish_streams()
         await server.server.stop(_FLUSH_SECONDS)
+
+
+@contextlib.asynccontextmanager
+async def _running(loop: EngineLoop) -> AsyncIterator[None]:
+    """The engine's thread, to the end of the block; then what is open is ended UNAVAILABLE."""
+    loop.start()
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(loop.stop)
 
 
 async def _warm_up(service: EngineService) -> None:
@@ -145,6 +140,14 @@ def engine_options(config: WorkerConfig, model: Model, sizes: Sizes) -> EngineOp
         num_threads=config.threads,
         progress=lambda done, total: log.info("loading_weights", done_bytes=done, total_bytes=total),
     )
+
+
+def _make_loop(config: WorkerConfig, sizes: Sizes, engine: Engine, service: EngineService) -> EngineLoop:
+    scheduler = Scheduler(scheduler_limits(config, sizes))
+    packer = StepPacker(config.step_tokens, config.max_running, sizes.max_context // PAGE_SIZE)
+    loop = EngineLoop(engine, scheduler, packer, service.deliver, max_in_flight=MAX_IN_FLIGHT)
+    service.attach(loop)
+    return loop
 
 
 def _make_service(config: WorkerConfig, model: Model, sizes: Sizes, info: EngineInfo) -> EngineService:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import queue
 import threading
 import time
@@ -94,7 +95,9 @@ class EngineLoop:
         self._steps = 0
         self._stopping = False
         self._outputs = LoopOutputs(self._load())
-        self._thread = threading.Thread(target=self._run, name="engine-loop")
+        # In the maker's context: what it bound to the log is in the thread's lines too.
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(target=context.run, args=(self._run,), name="engine-loop")
 
     def start(self) -> None:
         self._thread.start()

@@ -117,7 +117,8 @@ class Request:
     @property
     def remaining(self) -> int:
         """Rows to compute before the next token can be sampled; 0 when the last token is already on its way."""
-        return 0 if self.length >= self.max_length else self.length - self.scheduled
+        length = len(self.tokens) + self.pending
+        return 0 if length >= self.prompt_len + self.max_tokens else length - self.scheduled
 
     @property
     def max_length(self) -> int:

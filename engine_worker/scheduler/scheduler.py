@@ -108,13 +108,13 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan | None:
         """Plan the next step, which the caller then must submit. None if no request has a row to compute now."""
         plan = StepPlan(self._submitted + 1, self._released_slots)
-        budget = self.limits.max_step_tokens - self._schedule_decodes(plan)
-        for request in self._running:
-            if budget and request.remaining > 1:
-                budget -= self._add_chunk(plan, request, budget)
+        prefills = self._schedule_decodes(plan)
+        budget = self.limits.max_step_tokens - len(plan.chunks)
+        for request in prefills:
+            budget -= self._add_chunk(plan, request, min(request.remaining, budget))
         while budget and (admitted := self._admit(now)) is not None:
             plan.bound.append(admitted)
-            budget -= self._add_chunk(plan, admitted, budget)
+            budget -= self._add_chunk(plan, admitted, min(admitted.remaining, budget))
         if not plan.chunks:
             if self._requests and not self.in_flight:
                 raise InternalError(f"scheduler is stuck with {len(self._requests)} open requests")
@@ -175,13 +175,18 @@ class Scheduler:
 
     # ---- scheduling ----
 
-    def _schedule_decodes(self, plan: StepPlan) -> int:
-        """Add every running request that lacks one row. Returns the number of rows."""
+    def _schedule_decodes(self, plan: StepPlan) -> list[Request]:
+        """Add every running request that lacks one row. Returns those that lack more."""
+        prefills = []
         for request in list(self._running):
-            # A higher rank may have preempted this one a moment ago.
-            if request.state is State.RUNNING and request.remaining == 1 and self._grow(request):
+            if request.state is not State.RUNNING:
+                continue  # preempted a moment ago, by a higher rank
+            remaining = request.remaining
+            if remaining > 1:
+                prefills.append(request)
+            elif remaining and self._grow(request):
                 self._add_chunk(plan, request, 1)
-        return len(plan.chunks)
+        return prefills
 
     def _grow(self, request: Request) -> bool:
         """See to it that the request has a page for its next row."""
@@ -197,13 +202,15 @@ class Scheduler:
         request.pages += pages
         return True
 
-    def _add_chunk(self, plan: StepPlan, request: Request, budget: int) -> int:
-        rows = min(request.remaining, budget)
-        samples = rows == request.remaining
+    def _add_chunk(self, plan: StepPlan, request: Request, rows: int) -> int:
+        if not rows:
+            return 0
+        samples = request.scheduled + rows == request.length
         plan.chunks.append(Chunk(request, request.scheduled, rows, samples))
         for index in request.new_pages:
             plan.page_updates.append((request.slot, index, request.pages[index]))
-        request.new_pages.clear()
+        if request.new_pages:
+            request.new_pages.clear()
         request.scheduled += rows
         request.pending += samples
         return rows

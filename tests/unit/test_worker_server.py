@@ -1,0 +1,256 @@
+"""Start-up, drain and failure of the worker process, on the scripted engine; and what a wrong setting gets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from engine_worker import server
+from engine_worker.config import WorkerConfig
+from engine_worker.errors import DeviceError, EngineFailedError
+from engine_worker.plan.record import KvCache
+from engine_worker.runtime.records import EngineInfo, EngineOptions
+from engine_worker.service import SERVICE_NAME
+from glmserve.engine.v1 import engine_pb2, engine_pb2_grpc
+from tests.unit.scripted_engine import VOCAB, ScriptedEngine
+from tests.unit.worker_harness import EOS, Stream, submit
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class NativeLikeEngine(ScriptedEngine):
+    """With what the process needs beside steps."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        super().__init__(options.num_pages, 16)
+        self.options = options
+        self.closed = False
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def __enter__(self) -> NativeLikeEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.closed = True
+
+    def info(self) -> EngineInfo:
+        return EngineInfo(
+            kernels="cpu",
+            device="scripted",
+            weight_bytes_mapped=10,
+            weight_bytes_copied=1,
+            kv_bytes=5,
+            scratch_bytes=1,
+            num_pages=self.options.num_pages,
+            max_slots=self.options.max_slots,
+            max_context=self.options.max_context,
+            vocab=VOCAB,
+            steps_run=len(self.steps),
+        )
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> list[NativeLikeEngine]:
+    """Puts a scripted model and engine in place of the native ones; every engine that is made."""
+    made: list[NativeLikeEngine] = []
+
+    def create(options: EngineOptions) -> NativeLikeEngine:
+        engine = NativeLikeEngine(options)
+        engine.before_collect = lambda step: _wait(engine.gate)
+        made.append(engine)
+        return engine
+
+    plan = SimpleNamespace(kv=KvCache(layers=1, kv_heads=1, head_dim=8, dtype="bf16"))
+    config = SimpleNamespace(max_position_embeddings=512, eos_token_ids=(EOS,))
+    model = SimpleNamespace(config=config, mixed=plan, decode=plan, tensors=(), revision="abc")
+    monkeypatch.setattr(server, "build_model", lambda directory, kv_dtype: model)
+    monkeypatch.setattr(server, "dump", lambda plan: "")
+    monkeypatch.setattr(server, "Engine", SimpleNamespace(create=create))
+    return made
+
+
+def _wait(gate: threading.Event) -> None:
+    assert gate.wait(30)
+
+
+def worker_config(tmp_path: Path, **values: Any) -> WorkerConfig:
+    settings: dict[str, Any] = {"max_running": 4, "step_tokens": 32, "kv_memory_mb": 1, **values}
+    return WorkerConfig(model=tmp_path / "glm-test", listen="127.0.0.1:0", ready_file=tmp_path / "ready", **settings)
+
+
+@contextlib.asynccontextmanager
+async def serving(config: WorkerConfig) -> AsyncIterator[tuple[asyncio.Task[None], grpc.aio.Channel]]:
+    """The worker as a task, from the moment its ready file is there."""
+    task = asyncio.create_task(server._run(config))
+    assert config.ready_file is not None
+    while not config.ready_file.exists():
+        assert not task.done(), task.exception()
+        await asyncio.sleep(0.005)
+    ready = json.loads(config.ready_file.read_text())
+    assert ready["pid"] == os.getpid()
+    async with grpc.aio.insecure_channel(ready["address"]) as channel:
+        yield task, channel
+        if not task.done():
+            os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait([task])
+
+
+async def health(channel: grpc.aio.Channel) -> int:
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    status: int = (await stub.Check(health_pb2.HealthCheckRequest(service=SERVICE_NAME))).status
+    return status
+
+
+async def open_stream(channel: grpc.aio.Channel) -> Stream:
+    stream = Stream(engine_pb2_grpc.EngineServiceStub(channel).Serve())
+    await stream.read()
+    await stream.send(credit=1000)
+    return stream
+
+
+async def test_serves_after_a_real_warm_up_and_stops_on_a_signal(
+    engines: list[NativeLikeEngine], tmp_path: Path
+) -> None:
+    async with serving(worker_config(tmp_path)) as (task, channel):
+        assert len(engines[0].steps) == 4, "the warm-up generation"
+        assert await health(channel) == SERVING
+        info = await engine_pb2_grpc.EngineServiceStub(channel).GetInfo(engine_pb2.GetInfoRequest())
+        assert (info.model_name, info.model_revision, info.vocab_size) == ("glm-test", "abc", VOCAB)
+        assert (info.max_context, info.max_running_requests, info.page_size) == (512, 4, 16)
+        assert info.total_pages == 2**20 // (16 * 2 * 8 * 2)
+        stream = await open_stream(channel)
+        await stream.send(submit(1, [1, 2], 5))
+        assert len((await stream.end_of(1)).token_ids) == 5
+    assert task.exception() is None
+    assert engines[0].closed
+    assert engines[0].uncollected == 0
+
+
+async def test_sigterm_finishes_what_runs_and_refuses_what_comes(
+    engines: list[NativeLikeEngine], tmp_path: Path
+) -> None:
+    async with serving(worker_config(tmp_path)) as (task, channel):
+        engines[0].gate.clear()
+        stream = await open_stream(channel)
+        await stream.send(submit(1, [1, 2], 5))
+        os.kill(os.getpid(), signal.SIGTERM)
+        while await health(channel) == SERVING:
+            pass
+        await stream.send(submit(2, [1, 2], 5))
+        rejection = (await stream.end_of(2)).rejection
+        assert rejection is not None
+        assert rejection.reason == engine_pb2.REJECTION_REASON_UNAVAILABLE
+        engines[0].gate.set()
+        assert len((await stream.end_of(1)).token_ids) == 5
+        assert await stream.call.read() is grpc.aio.EOF
+        assert await stream.call.code() == grpc.StatusCode.OK
+    assert task.exception() is None
+
+
+async def test_after_the_drain_limit_requests_end_unavailable(engines: list[NativeLikeEngine], tmp_path: Path) -> None:
+    async with serving(worker_config(tmp_path, drain_seconds=0)) as (task, channel):
+        engines[0].gate.clear()
+        stream = await open_stream(channel)
+        await stream.send(submit(1, [1, 2], 300))
+        while not (
+            await engine_pb2_grpc.EngineServiceStub(channel).GetLoad(engine_pb2.GetLoadRequest())
+        ).load.running_requests:
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        while await health(channel) == SERVING:
+            pass
+        engines[0].gate.set()
+        finish = (await stream.end_of(1)).finish
+        assert finish is not None
+        assert finish.reason == engine_pb2.FINISH_REASON_UNAVAILABLE
+    assert task.exception() is None
+
+
+async def test_engine_failure_ends_the_process_with_its_reason(engines: list[NativeLikeEngine], tmp_path: Path) -> None:
+    async with serving(worker_config(tmp_path)) as (task, channel):
+
+        def fail(step: int) -> None:
+            raise DeviceError("layers.2.attn: device lost")
+
+        engines[0].before_collect = fail
+        stream = await open_stream(channel)
+        await stream.send(submit(1, [1, 2], 5))
+        finish = (await stream.end_of(1)).finish
+        assert finish is not None
+        assert finish.reason == engine_pb2.FINISH_REASON_UNAVAILABLE
+        with contextlib.suppress(EngineFailedError):
+            await task
+    assert isinstance(task.exception(), EngineFailedError)
+    assert str(task.exception()) == "layers.2.attn: device lost"
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`main` sets up the process's log and interpreter; a test's process keeps its own."""
+    monkeypatch.setattr("glmserve.service.logs.configure", lambda service, level: None)
+    monkeypatch.setattr("sys.setswitchinterval", lambda seconds: None)
+    for name in [name for name in os.environ if name.startswith("GLM_WORKER_")]:
+        monkeypatch.delenv(name)
+    yield
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "model: Field required"),
+        (
+            ["--model", "x", "--max-running", "0"],
+            "max_running: Input should be greater than or equal to 1 (given: '0')",
+        ),
+        (["--model", "x", "--listen", "nowhere"], "listen: String should match pattern"),
+        (["--model", "x", "--max-context", "100"], "max_context: Input should be a multiple of 16 (given: '100')"),
+        (["--model", "x", "--kv-dtype", "int4"], "kv_dtype: Input should be 'auto', 'f32', 'bf16' or 'fp8'"),
+        (["--model", "x", "--step-tokens", "64"], "step_tokens (64) must be more than max_running (64)"),
+        (["--model", "no/such/model"], "no/such/model"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_and_exit_code_2(
+    arguments: list[str], text: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert server.main(arguments) == 2
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("glm worker: error: ")
+    assert text in lines[0]
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--max-context", "1024"], "max_context: 1024, the model's own is 512"),
+        (["--listen", "IN_USE"], "cannot listen on"),
+    ],
+)
+def test_what_only_the_model_or_the_machine_can_tell(
+    engines: list[NativeLikeEngine], arguments: list[str], text: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        given = [address if value == "IN_USE" else value for value in arguments]
+        assert server.main(["--model", "x", "--kv-memory-mb", "1", *given]) == 2
+    assert text in capfd.readouterr().err.splitlines()[-1]
+    assert all(engine.closed for engine in engines)
