@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,10 +18,13 @@ _INLINE_CHARACTERS = 1024
 
 
 def _byte_alphabet() -> dict[int, int]:
-    """Code point -> byte of GPT-2's byte-level alphabet: printable Latin-1 as it is, the rest at 256, 257, ..."""
+    """Code point -> byte of GPT-2's byte-level alphabet: printable Latin-1 as it is, the rest at 256, 257, ...
+
+    Latin-1 characters outside of the alphabet map to one that is no byte.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = sorted(set(range(256)) - set(printable))
-    return {byte: byte for byte in printable} | {256 + index: byte for index, byte in enumerate(others)}
+    return dict.fromkeys(others, 0xFFFF) | {256 + index: byte for index, byte in enumerate(others)}
 
 
 _ALPHABET = _byte_alphabet()
@@ -84,8 +86,7 @@ class TextTokenizer:
 
 
 def _require_byte_level(tokenizer: Tokenizer) -> None:
-    definition = json.loads(tokenizer.to_str())
-    model, decoder = definition["model"]["type"], (definition["decoder"] or {}).get("type")
+    model, decoder = type(tokenizer.model).__name__, type(tokenizer.decoder).__name__
     if (model, decoder) != ("BPE", "ByteLevel"):
         raise CheckpointError(
             f"tokenizer.json: model {model} with decoder {decoder} is not supported; "
@@ -94,7 +95,7 @@ def _require_byte_level(tokenizer: Tokenizer) -> None:
 
 
 def _decode_byte_level(token: str) -> bytes:
-    mapped = [_ALPHABET.get(ord(character)) for character in token]
-    if None in mapped:
+    try:
+        return token.translate(_ALPHABET).encode("latin-1")
+    except UnicodeEncodeError:  # a character that is not of the alphabet stands for itself, and so does the token
         return token.encode()
-    return bytes(byte for byte in mapped if byte is not None)

@@ -68,6 +68,15 @@ def test_token_bytes_are_exact_for_every_entry() -> None:
     assert sorted(data[0] for data in tokenizer.token_bytes if len(data) == 1) == list(range(256))
 
 
+def test_tokens_outside_of_the_byte_alphabet_stand_for_themselves() -> None:
+    raw = Tokenizer(models.BPE(vocab={"a": 0, "Ġ": 1, "a b": 2, "\u00adx": 3, "你": 4}, merges=[]))
+    raw.decoder = decoders.ByteLevel()
+    tokenizer = TextTokenizer(raw, 5)
+    assert tokenizer.token_bytes == [b"a", b" ", b"a b", "\u00adx".encode(), "你".encode()]
+    for token_id in range(5):
+        assert tokenizer.decode([token_id], skip_special_tokens=False) == raw.decode([token_id])
+
+
 async def test_settings_for_padding_and_truncation_in_the_file_are_ignored() -> None:
     raw = Tokenizer.from_str(raw_tokenizer().to_str())
     raw.enable_truncation(2)
