@@ -31,6 +31,8 @@ size_t workspace_bytes(const glm_device* device, glm_op op, const void* args) {
       return moe_gate_up_workspace(device, static_cast<const glm_moe_gate_up_args*>(args));
     case GLM_OP_MOE_DOWN:
       return moe_down_workspace(device, static_cast<const glm_moe_down_args*>(args));
+    case GLM_OP_SAMPLE:
+      return sample_workspace(device, static_cast<const glm_sample_args*>(args));
     default:
       return 0;
   }
@@ -56,7 +58,7 @@ const glm_kernels kKernels = {
     .moe_gate_up = moe_gate_up,
     .moe_down = moe_down,
     .gather_rows = gather_rows,
-    .sample = nullptr,
+    .sample = sample,
 };
 
 }  // namespace

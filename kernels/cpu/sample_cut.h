@@ -1,0 +1,205 @@
+/* top-k, top-p and min-p. In the order (value descending, id ascending) each keeps a prefix, so together they are one
+ * cut. The end of a prefix is found by radix selection on the bits of the values: exact, without sorting. */
+#ifndef GLM_CPU_SAMPLE_CUT_H
+#define GLM_CPU_SAMPLE_CUT_H
+
+#include <cmath>
+
+#include "sample_block.h"
+
+GLM_CPU_BEGIN
+
+/* The last token kept. */
+struct Cut {
+  float value = kNever;
+  int32_t id = std::numeric_limits<int32_t>::max();
+};
+
+inline bool kept(float value, int32_t id, const Cut& cut) {
+  return value > cut.value || (value == cut.value && id <= cut.id);
+}
+
+/* How much of the distribution lies within each distance of the best value: bounds the search for a cut from below. */
+inline constexpr int kBands = 4;
+inline constexpr float kBandDepth[kBands] = {2.0f, 4.0f, 8.0f, 16.0f};
+
+struct Bands {
+  double total = 0.0; /* sum of exp(value - max) over all tokens */
+  double mass[kBands] = {};
+  int64_t count[kBands] = {};
+
+  void add(const Bands& other) {
+    total += other.total;
+    for (int band = 0; band < kBands; ++band) {
+      mass[band] += other.mass[band];
+      count[band] += other.count[band];
+    }
+  }
+};
+
+inline void add_to_bands(const float* block, float max, Bands* bands) {
+  float weights[kBlock];
+  bands->total += block_exp(block, max, weights);
+  for (int band = 0; band < kBands; ++band) {
+    const F32 floor = broadcast(max - kBandDepth[band]);
+    F32 mass = {};
+    I32 count = {};
+    for (int32_t i = 0; i < kBlock; i += kLanes) {
+      const I32 inside = load(block + i) >= floor;
+      mass += inside ? load(weights + i) : F32{};
+      count -= inside;
+    }
+    bands->mass[band] += sum(mass);
+    for (int lane = 0; lane < kLanes; ++lane) bands->count[band] += count[lane];
+  }
+}
+
+/* All of one sample's values, its blocks' maxima among them. */
+struct Distribution {
+  const float* values;
+  const float* block_max;
+  int32_t vocab;
+  float max;
+};
+
+/* Larger values have smaller keys; 0 and -0 have the same. */
+inline uint32_t descending_key(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value + 0.0f);
+  return (bits >> 31) != 0 ? bits : ~(bits | 0x80000000u);
+}
+
+inline float value_of_key(uint32_t key) {
+  return std::bit_cast<float>((key >> 31) != 0 ? key : ~key & 0x7fffffffu);
+}
+
+/* Finds the shortest prefix whose weight reaches `target`, each token weighing exp(value - max), or 1. No token below
+ * `floor` may be needed for it; if all of them together fall short, everything is kept. */
+class PrefixSearch {
+ public:
+  PrefixSearch(const Distribution& values, float floor, bool by_count)
+      : values_(values), floor_(floor), by_count_(by_count) {}
+
+  Cut find(double target) {
+    uint32_t prefix = 0;
+    double before = 0.0;
+    for (int level = 0; level < kLevels; ++level) {
+      count_bins(level, prefix);
+      const int bin = crossing_bin(level, target, &before);
+      if (bin < 0) return {};
+      prefix = prefix << kBits[level] | static_cast<uint32_t>(bin);
+    }
+    return among_equals(value_of_key(prefix), target, before);
+  }
+
+ private:
+  static constexpr int kLevels = 3;
+  static constexpr int kBits[kLevels] = {11, 11, 10};
+  static constexpr int kShift[kLevels] = {21, 10, 0};
+
+  double weight(float value) const { return by_count_ ? 1.0 : exp_below(value, values_.max); }
+
+  template <typename Visit>
+  void for_each_candidate(float floor, Visit visit) const {
+    for (int32_t begin = 0; begin < values_.vocab; begin += kBlock) {
+      if (values_.block_max[begin / kBlock] < floor) continue;
+      const int32_t end = std::min(values_.vocab, begin + kBlock);
+      for (int32_t id = begin; id < end; ++id) {
+        if (values_.values[id] >= floor && !visit(values_.values[id], id)) return;
+      }
+    }
+  }
+
+  /* Weights of the tokens whose key starts with `prefix`, by the key's next bits. */
+  void count_bins(int level, uint32_t prefix) {
+    std::fill(bins_, bins_ + (1 << kBits[level]), 0.0);
+    const uint32_t mask = (1u << kBits[level]) - 1;
+    for_each_candidate(floor_, [&](float value, int32_t) {
+      const uint32_t key = descending_key(value);
+      const bool inside = level == 0 || key >> (kShift[level] + kBits[level]) == prefix;
+      if (inside) bins_[(key >> kShift[level]) & mask] += weight(value);
+      return true;
+    });
+  }
+
+  /* -1 if the first level falls short. At later levels rounding alone can do that: the last bin is the one. */
+  int crossing_bin(int level, double target, double* before) const {
+    int last = -1;
+    for (int bin = 0; bin < 1 << kBits[level]; ++bin) {
+      if (bins_[bin] == 0.0) continue;
+      if (last >= 0) *before += bins_[last];
+      last = bin;
+      if (*before + bins_[bin] >= target) return bin;
+    }
+    return level == 0 ? -1 : last;
+  }
+
+  Cut among_equals(float value, double target, double before) const {
+    Cut cut;
+    for_each_candidate(value, [&](float candidate, int32_t id) {
+      if (candidate != value) return true;
+      before += weight(value);
+      cut = {value, id};
+      return before < target;
+    });
+    return cut;
+  }
+
+  const Distribution& values_;
+  float floor_;
+  bool by_count_;
+  double bins_[1 << 11];
+};
+
+/* The higher of two cuts. */
+inline Cut narrower(const Cut& a, const Cut& b) {
+  return a.value > b.value || (a.value == b.value && a.id < b.id) ? a : b;
+}
+
+/* The depth below the maximum that surely holds the tokens to be kept. A band must exceed the mass by more than its sum
+ * can be off. */
+inline float search_floor(const glm_sampling& request, const Bands& bands, float max) {
+  for (int band = 0; band < kBands; ++band) {
+    const bool enough = request.top_k > 0 ? bands.count[band] >= request.top_k
+                                          : bands.mass[band] > request.top_p * bands.total * 1.0001;
+    if (enough) return max - kBandDepth[band];
+  }
+  return kNever;
+}
+
+/* Sum of exp(value - max) over the tokens kept. */
+inline double mass_kept(const Distribution& values, const Cut& cut) {
+  double mass = 0.0;
+  for (int32_t begin = 0; begin < values.vocab; begin += kBlock) {
+    if (values.block_max[begin / kBlock] < cut.value) continue;
+    const int32_t end = std::min(values.vocab, begin + kBlock);
+    for (int32_t id = begin; id < end; ++id) {
+      if (kept(values.values[id], id, cut)) mass += exp_below(values.values[id], values.max);
+    }
+  }
+  return mass;
+}
+
+inline bool needs_bands(const glm_sampling& request) {
+  return request.top_k > 0 || request.top_p < 1.0f;
+}
+
+/* Step 2 of glm_sample_args. */
+inline Cut find_cut(const glm_sampling& request, const Distribution& values, const Bands& bands) {
+  Cut cut;
+  const float floor = search_floor(request, bands, values.max);
+  double mass = bands.total;
+  if (request.top_k > 0 && request.top_k < values.vocab) {
+    cut = PrefixSearch(values, floor, true).find(request.top_k);
+    mass = mass_kept(values, cut);
+  }
+  if (request.top_p < 1.0f) cut = narrower(cut, PrefixSearch(values, floor, false).find(request.top_p * mass));
+  if (request.min_p > 0.0f) {
+    const auto lowest = static_cast<float>(values.max + std::log(static_cast<double>(request.min_p)));
+    cut = narrower(cut, {lowest, std::numeric_limits<int32_t>::max()});
+  }
+  return cut;
+}
+
+GLM_CPU_END
+
+#endif
