@@ -1,0 +1,60 @@
+"""Controls of the kernel table in fault_table.cpp."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import os
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PATH = Path(os.environ.get("GLM_LIBRARY_DIR") or ROOT / "build" / "native" / "lib") / "libglm_fault_table.so"
+
+
+class Op(enum.IntEnum):
+    EMBED = 0
+    RMS_NORM = 1
+    QUANTIZE = 2
+    LINEAR = 3
+    SAMPLE = 12
+
+
+class FaultTable:
+    """The table's counters and switches; all of them are process-wide."""
+
+    def __init__(self) -> None:
+        if not PATH.exists():
+            raise FileNotFoundError(f"{PATH} is missing: run `make build`")
+        self._dll = ctypes.CDLL(str(PATH))
+        self._dll.glm_fault_workspace.restype = ctypes.c_size_t
+        self.path = PATH
+
+    def reset(self) -> None:
+        self._dll.glm_fault_reset()
+
+    def fail(self, op: Op, status: int, after_calls: int = 0) -> None:
+        self._dll.glm_fault_fail(int(op), after_calls, status)
+
+    def fail_open(self, status: int) -> None:
+        self._dll.glm_fault_fail_open(status)
+
+    def speak(self, version: int) -> None:
+        self._dll.glm_fault_speak(version)
+
+    def want_workspace(self, size: int) -> None:
+        self._dll.glm_fault_want_workspace(ctypes.c_size_t(size))
+
+    def remove_norms(self) -> None:
+        self._dll.glm_fault_remove_norms()
+
+    def calls(self, op: Op) -> int:
+        return int(self._dll.glm_fault_calls(int(op)))
+
+    def rows(self, op: Op) -> int:
+        return int(self._dll.glm_fault_rows(int(op)))
+
+    def workspace(self) -> int:
+        return int(self._dll.glm_fault_workspace())
+
+    def open_devices(self) -> int:
+        return int(self._dll.glm_fault_open_devices())
