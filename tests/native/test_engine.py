@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -330,7 +331,7 @@ def test_failed_op_fails_the_engine(
     engine.submit(batch((0, 1, [1])))
     assert engine.collect().token_ids.tolist() == [1]
     message = f"op sample sample of kernel table fault returned {name} in step 1"
-    later = [
+    later: list[Callable[[], object]] = [
         engine.collect,
         engine.collect,
         engine.info,
