@@ -29,7 +29,7 @@ class RouterConfig(ServiceSettings):
     max_prompt_tokens: int = Field(1_000_000, ge=1, description="Prompt tokens of requests in flight, at most.")
     retry_after_ms: int = Field(1000, ge=1, description="When a refused client is told to try again, milliseconds.")
     heartbeat_s: float = Field(
-        5.0, gt=0, description="Silence after which the worker is asked, and again until it is given up, seconds."
+        10.0, gt=0, description="Silence after which the worker is asked, and again until it is given up, seconds."
     )
     drain_s: float = Field(30.0, ge=0, description="Time for running requests at shutdown, seconds.")
     max_message_bytes: int = Field(

@@ -122,7 +122,9 @@ class RequestScope:
             )
         if self.first_token_at is not None:
             fields["ttft_ms"] = _milliseconds(self.first_token_at - self.started)
-            fields["tps"] = round((self.completion_tokens - 1) / max(now - self.first_token_at, 1e-6), 2)
+            if self.completion_tokens > 1:
+                # Of decoding: the first token's time is ttft_ms.
+                fields["tps"] = round((self.completion_tokens - 1) / max(now - self.first_token_at, 1e-6), 2)
         log.info("request", **fields)
 
 

@@ -80,8 +80,8 @@ def _bytes_twin(descriptor: Descriptor) -> type[Message]:
     descriptor.file.CopyToProto(file)
     for message in file.message_type:
         for field in message.field:
-            if field.type == descriptor_pb2.FieldDescriptorProto.TYPE_STRING:
-                field.type = descriptor_pb2.FieldDescriptorProto.TYPE_BYTES
+            if field.type == field.TYPE_STRING:
+                field.type = field.TYPE_BYTES
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(descriptor.full_name))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -24,7 +24,7 @@ CREDIT_WINDOW = 32
 # Prompt ids in one message: at most 5 bytes each, well below gRPC's default limit of 4 MiB.
 _MAX_MESSAGE_IDS = 400_000
 
-ServeCall = Any  # grpc.aio.StreamStreamCall; its stubs are not generic at run time
+ServeCall: TypeAlias = "grpc.aio.StreamStreamCall[engine_pb2.ServeRequest, engine_pb2.ServeResponse]"
 
 
 class LinkLostError(Exception):
@@ -135,7 +135,10 @@ class ServeSession:
     async def _write(self, call: ServeCall) -> None:
         while True:
             await self._outgoing.wait()
-            await call.write(self._take_outgoing())
+            try:
+                await call.write(self._take_outgoing())
+            except asyncio.InvalidStateError:  # how grpc.aio says that the call is over
+                raise LinkLostError("the worker ended the stream") from None
 
     def _take_outgoing(self) -> engine_pb2.ServeRequest:
         """The next message. Aborts name only requests of earlier messages."""

@@ -58,7 +58,7 @@ class WorkerLink:
     def info(self) -> engine_pb2.GetInfoResponse:
         """Raises UnavailableError: no worker takes requests now."""
         if not self.serving or self._info is None:
-            raise UnavailableError(f"no engine worker at {self._address}: {self._down_reason}")
+            raise self._down()
         return self._info
 
     async def run(self) -> None:
@@ -79,8 +79,11 @@ class WorkerLink:
         """
         session = self._session
         if session is None or not session.serving:
-            raise UnavailableError(f"no engine worker at {self._address}: {self._down_reason}")
+            raise self._down()
         return session, session.submit(submit)
+
+    def _down(self) -> UnavailableError:
+        return UnavailableError(f"no engine worker at {self._address}: {self._down_reason}")
 
     async def _connect_and_serve(self, channel: grpc.aio.Channel) -> bool:
         """One attempt. True if the worker was reached, however it ended."""
@@ -100,8 +103,8 @@ class WorkerLink:
         return connected
 
     async def _connect(self, channel: grpc.aio.Channel) -> None:
-        stub = engine_pb2_grpc.EngineServiceStub(channel)
-        info = await stub.GetInfo(engine_pb2.GetInfoRequest(), timeout=_CONNECT_TIMEOUT_S)
+        engine = engine_pb2_grpc.EngineServiceStub(channel)
+        info = await engine.GetInfo(engine_pb2.GetInfoRequest(), timeout=_CONNECT_TIMEOUT_S)
         if info.vocab_size != self._vocab_size:
             raise LinkLostError(
                 f"it serves {info.model_name} with vocab_size {info.vocab_size}, but the router's model has "

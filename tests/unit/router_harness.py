@@ -105,6 +105,7 @@ class ScriptedWorker(engine_pb2_grpc.EngineServiceServicer):
         self.answer: Callable[[engine_pb2.Submit], Sequence[engine_pb2.ServeResponse]] | None = None
         self.submits: asyncio.Queue[engine_pb2.Submit] = asyncio.Queue()
         self.aborts: asyncio.Queue[int] = asyncio.Queue()
+        self.seen: set[int] = set()
         self.connected = asyncio.Event()
         self.credit = 0
         self.load_polls: asyncio.Queue[None] = asyncio.Queue()
@@ -149,6 +150,7 @@ class ScriptedWorker(engine_pb2_grpc.EngineServiceServicer):
             self.credit += request.credit
             for submit in request.submits:
                 self.submits.put_nowait(submit)
+                self.seen.add(submit.request_id)
                 if self.answer is not None:
                     self.send(*self.answer(submit))
             for request_id in request.abort_request_ids:
@@ -175,7 +177,7 @@ class Bench:
     channel: grpc.aio.Channel
 
     @property
-    def stub(self) -> Any:
+    def client(self) -> Any:
         return inference_pb2_grpc.InferenceServiceStub(self.channel)
 
     async def wait_health(self, serving: bool) -> None:
@@ -193,8 +195,8 @@ class Bench:
 async def wait_health(channel: grpc.aio.Channel, serving: bool, service: str = "") -> None:
     """Until the server reports this health of `service`."""
     wanted = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-    stub: Any = health_pb2_grpc.HealthStub(channel)
-    call = stub.Watch(health_pb2.HealthCheckRequest(service=service))
+    client: Any = health_pb2_grpc.HealthStub(channel)
+    call = client.Watch(health_pb2.HealthCheckRequest(service=service))
     async for response in call:
         if response.status == wanted:
             break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 import grpc
@@ -39,14 +40,14 @@ def detail(error: grpc.aio.AioRpcError, kind: Any) -> Any:
 async def check_works(b: Bench) -> None:
     """A fresh request gets its answer."""
     b.worker.answer = lambda submit: [step(submit.request_id, encode("fine"), "LENGTH")]
-    response = await b.stub.Generate(generate()).read()
+    response = await b.client.Generate(generate()).read()
     assert response.text == "fine"
     b.worker.answer = None
 
 
 async def test_a_cancel_reaches_the_worker_and_others_go_on() -> None:
     async with bench() as b:
-        gone, other = b.stub.Generate(generate("a")), b.stub.Generate(generate("b"))
+        gone, other = b.client.Generate(generate("a")), b.client.Generate(generate("b"))
         submits = {
             tuple(submit.prompt_token_ids): submit for submit in [await b.worker.submits.get() for _ in range(2)]
         }
@@ -62,7 +63,7 @@ async def test_a_cancel_reaches_the_worker_and_others_go_on() -> None:
 
 async def test_a_deadline_goes_to_the_worker_and_its_passing_aborts() -> None:
     async with bench() as b:
-        call = b.stub.Generate(generate(), timeout=1.0)
+        call = b.client.Generate(generate(), timeout=1.0)
         submit = await b.worker.submits.get()
         assert 0 < submit.timeout_ms <= 1100  # gRPC rounds a deadline up on the wire
         assert (await failure(call)).code() == grpc.StatusCode.DEADLINE_EXCEEDED
@@ -71,7 +72,7 @@ async def test_a_deadline_goes_to_the_worker_and_its_passing_aborts() -> None:
 
 async def test_the_workers_timeout_is_the_clients_deadline() -> None:
     async with bench() as b:
-        call = b.stub.Generate(generate(), timeout=60)
+        call = b.client.Generate(generate(), timeout=60)
         b.worker.finish((await b.worker.submits.get()).request_id, reason="TIMEOUT")
         assert (await failure(call)).code() == grpc.StatusCode.DEADLINE_EXCEEDED
 
@@ -79,7 +80,7 @@ async def test_the_workers_timeout_is_the_clients_deadline() -> None:
 async def test_a_reader_that_lags_gets_merged_messages_and_all_ids() -> None:
     async with bench() as b:
         big = inference_pb2.TokenIds(ids=encode("a"))
-        call = b.stub.Generate(inference_pb2.GenerateRequest(prompt_ids=big))
+        call = b.client.Generate(inference_pb2.GenerateRequest(prompt_ids=big))
         request_id = (await b.worker.submits.get()).request_id
         steps, ids = 5_000, byte_ids(b"abcdefgh")
         for _ in range(steps):
@@ -96,7 +97,7 @@ async def test_a_reader_that_lags_gets_merged_messages_and_all_ids() -> None:
 
 async def test_a_cancel_while_a_write_is_blocked_reaches_the_worker() -> None:
     async with bench() as b:
-        call = b.stub.Generate(generate())
+        call = b.client.Generate(generate())
         request_id = (await b.worker.submits.get()).request_id
         for _ in range(2_000):
             b.worker.tokens(request_id, byte_ids(b"x" * 200))
@@ -107,7 +108,7 @@ async def test_a_cancel_while_a_write_is_blocked_reaches_the_worker() -> None:
 
 async def test_credit_is_given_as_responses_are_taken() -> None:
     async with bench() as b:
-        call = b.stub.Generate(generate())
+        call = b.client.Generate(generate())
         request_id = (await b.worker.submits.get()).request_id
         assert b.worker.credit == CREDIT_WINDOW
         for _ in range(CREDIT_WINDOW):
@@ -120,7 +121,7 @@ async def test_credit_is_given_as_responses_are_taken() -> None:
 
 async def test_a_lost_worker_ends_requests_unavailable_and_a_restart_heals() -> None:
     async with bench() as b:
-        calls = [b.stub.Generate(generate()) for _ in range(4)]
+        calls = [b.client.Generate(generate()) for _ in range(4)]
         for _ in calls:
             b.worker.tokens((await b.worker.submits.get()).request_id, encode("x"))
         first = await calls[0].read()
@@ -129,11 +130,11 @@ async def test_a_lost_worker_ends_requests_unavailable_and_a_restart_heals() -> 
         for call in calls:
             assert (await failure(call)).code() == grpc.StatusCode.UNAVAILABLE
         await b.wait_health(False)
-        error = await failure(b.stub.Generate(generate()))
+        error = await failure(b.client.Generate(generate()))
         assert error.code() == grpc.StatusCode.UNAVAILABLE
         assert "no engine worker at" in str(error.details())
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await b.stub.GetModel(inference_pb2.GetModelRequest())
+            await b.client.GetModel(inference_pb2.GetModelRequest())
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
         await b.start_worker()
         await b.wait_health(True)
@@ -142,7 +143,7 @@ async def test_a_lost_worker_ends_requests_unavailable_and_a_restart_heals() -> 
 
 async def test_a_stream_that_ends_is_opened_again() -> None:
     async with bench() as b:
-        call = b.stub.Generate(generate())
+        call = b.client.Generate(generate())
         await b.worker.submits.get()
         b.worker.connected.clear()
         b.worker.end_stream()
@@ -154,11 +155,11 @@ async def test_a_stream_that_ends_is_opened_again() -> None:
 
 async def test_a_worker_that_drains_gets_nothing_new_and_finishes_what_runs() -> None:
     async with bench() as b:
-        call = b.stub.Generate(generate())
+        call = b.client.Generate(generate())
         request_id = (await b.worker.submits.get()).request_id
         await b.worker_server.set_serving(False)
         await b.wait_health(False)
-        assert (await failure(b.stub.Generate(generate()))).code() == grpc.StatusCode.UNAVAILABLE
+        assert (await failure(b.client.Generate(generate()))).code() == grpc.StatusCode.UNAVAILABLE
         b.worker.finish(request_id, encode("done"))
         assert (await call.read()).text == "done"
         await b.worker_server.set_serving(True)
@@ -176,7 +177,7 @@ async def test_a_silent_worker_is_asked_and_given_up_when_it_does_not_answer() -
     async with bench(heartbeat_s=0.05) as b:
         for _ in range(3):
             await b.worker.load_polls.get()
-        call = b.stub.Generate(generate())
+        call = b.client.Generate(generate())
         await b.worker.submits.get()
         b.worker.answers_load = False
         assert (await failure(call)).code() == grpc.StatusCode.UNAVAILABLE
@@ -187,7 +188,7 @@ async def test_a_worker_with_another_model_is_not_used() -> None:
         b.worker.info.vocab_size += 1
         b.worker.end_stream()
         await b.wait_health(False)
-        error = await failure(b.stub.Generate(generate()))
+        error = await failure(b.client.Generate(generate()))
         assert error.code() == grpc.StatusCode.UNAVAILABLE
 
 
@@ -202,7 +203,7 @@ async def test_a_worker_with_another_model_is_not_used() -> None:
 )
 async def test_the_workers_failures_become_statuses_after_the_text_so_far(reason: str, code: grpc.StatusCode) -> None:
     async with bench() as b:
-        call = b.stub.Generate(generate())
+        call = b.client.Generate(generate())
         submit = await b.worker.submits.get()
         b.worker.finish(submit.request_id, encode("part"), reason)
         assert (await call.read()).text == "part"
@@ -223,7 +224,7 @@ async def test_the_workers_failures_become_statuses_after_the_text_so_far(reason
 )
 async def test_the_workers_rejections_become_statuses(reason: str, code: grpc.StatusCode) -> None:
     async with bench() as b:
-        call = b.stub.Generate(generate())
+        call = b.client.Generate(generate())
         response = engine_pb2.ServeResponse()
         response.rejections.add(
             request_id=(await b.worker.submits.get()).request_id,
@@ -244,9 +245,9 @@ async def test_the_workers_rejections_become_statuses(reason: str, code: grpc.St
 
 async def test_too_many_requests_are_refused_with_a_delay_until_one_ends() -> None:
     async with bench(max_requests=2, retry_after_ms=250) as b:
-        calls = [b.stub.Generate(generate()) for _ in range(2)]
+        calls = [b.client.Generate(generate()) for _ in range(2)]
         running = [await b.worker.submits.get() for _ in calls]
-        error = await failure(b.stub.Generate(generate()))
+        error = await failure(b.client.Generate(generate()))
         assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert detail(error, error_details_pb2.RetryInfo).retry_delay.ToMilliseconds() == 250
         for submit in running:
@@ -260,9 +261,9 @@ async def test_too_many_requests_are_refused_with_a_delay_until_one_ends() -> No
 async def test_prompt_tokens_in_flight_are_bounded_but_one_long_prompt_alone_is_taken() -> None:
     async with bench(max_prompt_tokens=10) as b:
         ids = inference_pb2.TokenIds(ids=[1] * (MAX_CONTEXT - 1))
-        long = b.stub.Generate(inference_pb2.GenerateRequest(prompt_ids=ids))
+        long = b.client.Generate(inference_pb2.GenerateRequest(prompt_ids=ids))
         await b.worker.submits.get()
-        assert (await failure(b.stub.Generate(generate()))).code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (await failure(b.client.Generate(generate()))).code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         long.cancel()
         await b.worker.aborts.get()
         await check_works(b)
@@ -270,13 +271,47 @@ async def test_prompt_tokens_in_flight_are_bounded_but_one_long_prompt_alone_is_
 
 async def test_drain_refuses_new_requests_and_waits_for_running_ones() -> None:
     async with bench() as b:
-        call = b.stub.Generate(generate())
+        call = b.client.Generate(generate())
         request_id = (await b.worker.submits.get()).request_id
         drained = asyncio.create_task(b.router.drain(60))
         await b.wait_health(False)
-        assert (await failure(b.stub.Generate(generate()))).code() == grpc.StatusCode.UNAVAILABLE
+        assert (await failure(b.client.Generate(generate()))).code() == grpc.StatusCode.UNAVAILABLE
         assert not drained.done()
         b.worker.finish(request_id, encode("done"))
         assert (await call.read()).text == "done"
         assert await call.read() is grpc.aio.EOF
         await drained
+
+
+async def test_random_cancels_leave_nothing_behind() -> None:
+    async with bench() as b:
+        draw = random.Random(7)
+        ended: set[int] = set()
+
+        async def work() -> None:
+            while True:
+                request_id = (await b.worker.submits.get()).request_id
+                b.worker.send(*(step(request_id, encode("abc")) for _ in range(draw.randrange(1, 4))))
+                if draw.random() < 0.5:
+                    b.worker.finish(request_id)
+                    ended.add(request_id)
+
+        async def ask(index: int) -> None:
+            call = b.client.Generate(generate(stop=["bca"] if index % 2 else []))
+            if index % 3:
+                await call.read()
+            else:
+                for _ in range(draw.randrange(300)):
+                    await asyncio.sleep(0)
+            call.cancel()
+
+        worker = asyncio.create_task(work())
+        for _ in range(4):
+            await asyncio.gather(*(ask(index) for index in range(50)))
+        await asyncio.wait_for(b.router.drain(60), 30)
+        check = b.client.Generate(generate())
+        assert (await failure(check)).code() == grpc.StatusCode.UNAVAILABLE
+        assert b.worker.submits.empty()
+        while ended != b.worker.seen:
+            ended.add(await b.worker.aborts.get())
+        worker.cancel()

@@ -87,11 +87,11 @@ async def test_serves_logs_each_request_without_its_text_and_stops_cleanly(tmp_p
     async with running_worker(worker) as address, router_process(tmp_path, address) as (process, channel):
         ready = json.loads((tmp_path / "ready.json").read_text())
         assert ready["pid"] == process.pid
-        stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
+        client: Any = inference_pb2_grpc.InferenceServiceStub(channel)
         request = inference_pb2.GenerateRequest(prompt="a secret prompt")
-        call = stub.Generate(request, metadata=(("x-request-id", "r-1"),))
+        call = client.Generate(request, metadata=(("x-request-id", "r-1"),))
         assert [response.text async for response in call] == ["a secret answer"]
-        refused = stub.Generate(inference_pb2.GenerateRequest(prompt=""), metadata=(("x-request-id", "r-2"),))
+        refused = client.Generate(inference_pb2.GenerateRequest(prompt=""), metadata=(("x-request-id", "r-2"),))
         assert await refused.code() == grpc.StatusCode.INVALID_ARGUMENT
         process.send_signal(signal.SIGTERM)
         assert process.stderr is not None
@@ -110,12 +110,12 @@ async def test_serves_logs_each_request_without_its_text_and_stops_cleanly(tmp_p
 async def test_sigterm_lets_running_requests_finish(tmp_path: Path) -> None:
     worker = ScriptedWorker()
     async with running_worker(worker) as address, router_process(tmp_path, address) as (process, channel):
-        stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
-        call = stub.Generate(inference_pb2.GenerateRequest(prompt="x"))
+        client: Any = inference_pb2_grpc.InferenceServiceStub(channel)
+        call = client.Generate(inference_pb2.GenerateRequest(prompt="x"))
         submit = await worker.submits.get()
         process.send_signal(signal.SIGTERM)
         await wait_health(channel, False)
-        refused = stub.Generate(inference_pb2.GenerateRequest(prompt="x"))
+        refused = client.Generate(inference_pb2.GenerateRequest(prompt="x"))
         assert await refused.code() == grpc.StatusCode.UNAVAILABLE
         worker.finish(submit.request_id, encode("done"))
         assert [response.text async for response in call] == ["done"]
@@ -128,8 +128,8 @@ async def test_sigterm_gives_up_on_what_does_not_finish_in_the_limit(tmp_path: P
         running_worker(worker) as address,
         router_process(tmp_path, address, "--drain-s", "0") as (process, channel),
     ):
-        stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
-        call = stub.Generate(inference_pb2.GenerateRequest(prompt="x"))
+        client: Any = inference_pb2_grpc.InferenceServiceStub(channel)
+        call = client.Generate(inference_pb2.GenerateRequest(prompt="x"))
         await worker.submits.get()
         process.send_signal(signal.SIGTERM)
         assert await call.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)

@@ -46,7 +46,7 @@ def ids_of(responses: list[Any]) -> list[int]:
 async def test_generate_streams_text_and_ends_with_finish_usage_and_timings() -> None:
     async with bench() as b:
         ids = encode(" of France is Paris")
-        call = b.stub.Generate(generate(seed=7, max_tokens=40, temperature=0.0))
+        call = b.client.Generate(generate(seed=7, max_tokens=40, temperature=0.0))
         submit = await b.worker.submits.get()
         assert list(submit.prompt_token_ids) == encode("The capital")
         assert submit.sampling.seed == 7
@@ -77,7 +77,7 @@ async def test_generate_streams_text_and_ends_with_finish_usage_and_timings() ->
 
 async def test_seed_is_drawn_and_reported_when_unset() -> None:
     async with bench() as b:
-        calls = [b.stub.Generate(generate()) for _ in range(2)]
+        calls = [b.client.Generate(generate()) for _ in range(2)]
         seeds = set()
         for call in calls:
             submit = await b.worker.submits.get()
@@ -90,7 +90,7 @@ async def test_seed_is_drawn_and_reported_when_unset() -> None:
 async def test_unset_values_take_the_checkpoint_defaults_and_max_tokens_what_is_left() -> None:
     model = dataclasses.replace(text_model(), defaults={"temperature": 0.75, "top_k": 5, "max_tokens": 1000})
     async with bench(model) as b:
-        call = b.stub.Generate(generate("a", top_k=9))
+        call = b.client.Generate(generate("a", top_k=9))
         submit = await b.worker.submits.get()
         assert submit.sampling.temperature == 0.75
         assert submit.sampling.top_k == 9
@@ -101,7 +101,7 @@ async def test_unset_values_take_the_checkpoint_defaults_and_max_tokens_what_is_
 async def test_prompt_ids_pass_through_and_come_back_once_on_request() -> None:
     async with bench() as b:
         prompt = inference_pb2.TokenIds(ids=[1, 2, VOCAB_SIZE - 1])
-        call = b.stub.Generate(inference_pb2.GenerateRequest(prompt_ids=prompt, return_prompt_ids=True, priority=-3))
+        call = b.client.Generate(inference_pb2.GenerateRequest(prompt_ids=prompt, return_prompt_ids=True, priority=-3))
         submit = await b.worker.submits.get()
         assert list(submit.prompt_token_ids) == [1, 2, VOCAB_SIZE - 1]
         assert submit.priority == -3
@@ -117,7 +117,7 @@ async def test_a_stop_id_ends_the_request_and_its_text_is_left_out() -> None:
     async with bench() as b:
         stop_id = encode("!")[-1]
         answer_with(b, [*encode("Paris"), stop_id], reason="STOP", stop_token_id=stop_id)
-        responses = await collect(b.stub.Generate(generate(stop_token_ids=[stop_id])))
+        responses = await collect(b.client.Generate(generate(stop_token_ids=[stop_id])))
         assert text_of(responses) == "Paris"
         assert ids_of(responses) == [*encode("Paris"), stop_id]
         assert responses[-1].finish.reason == inference_pb2.FINISH_REASON_STOP
@@ -127,7 +127,7 @@ async def test_a_stop_id_ends_the_request_and_its_text_is_left_out() -> None:
 
 async def test_a_stop_string_across_steps_ends_the_text_aborts_the_worker_and_counts_what_it_took() -> None:
     async with bench() as b:
-        call = b.stub.Generate(generate(stop=["France"]))
+        call = b.client.Generate(generate(stop=["France"]))
         submit = await b.worker.submits.get()
         ids = byte_ids(b"of Fran")
         for token_id in ids:
@@ -149,7 +149,7 @@ async def test_a_stop_string_across_steps_ends_the_text_aborts_the_worker_and_co
 async def test_a_stop_string_within_the_last_chunk_needs_no_abort() -> None:
     async with bench() as b:
         answer_with(b, byte_ids(b"one two three"))
-        responses = await collect(b.stub.Generate(generate(stop=[" t", "three"])))
+        responses = await collect(b.client.Generate(generate(stop=[" t", "three"])))
         assert text_of(responses) == "one"
         assert responses[-1].finish.stop_string == " t"
         assert responses[-1].finish.usage.completion_tokens == len("one t")
@@ -158,7 +158,7 @@ async def test_a_stop_string_within_the_last_chunk_needs_no_abort() -> None:
 
 async def test_a_stop_string_that_is_complete_survives_the_loss_of_the_worker() -> None:
     async with bench() as b:
-        call = b.stub.Generate(generate(stop=["two"]))
+        call = b.client.Generate(generate(stop=["two"]))
         submit = await b.worker.submits.get()
         b.worker.tokens(submit.request_id, byte_ids(b"one two"))
         await b.worker.aborts.get()
@@ -171,20 +171,20 @@ async def test_a_stop_string_that_is_complete_survives_the_loss_of_the_worker() 
 async def test_the_beginning_of_a_stop_string_is_released_at_the_end() -> None:
     async with bench() as b:
         answer_with(b, byte_ids(b"one tw"))
-        assert text_of(await collect(b.stub.Generate(generate(stop=["two"])))) == "one tw"
+        assert text_of(await collect(b.client.Generate(generate(stop=["two"])))) == "one tw"
 
 
 async def test_stop_strings_are_not_looked_for_in_the_first_min_tokens() -> None:
     async with bench() as b:
         answer_with(b, byte_ids(b"xxaxb"))
-        responses = await collect(b.stub.Generate(generate(stop=["x"], min_tokens=2)))
+        responses = await collect(b.client.Generate(generate(stop=["x"], min_tokens=2)))
         assert text_of(responses) == "xxa"
         assert responses[-1].finish.usage.completion_tokens == 4
 
 
 async def test_a_character_in_pieces_arrives_whole_and_ids_at_once() -> None:
     async with bench() as b:
-        call = b.stub.Generate(generate())
+        call = b.client.Generate(generate())
         submit = await b.worker.submits.get()
         seen = []
         for token_id in byte_ids("🙂".encode()):
@@ -198,7 +198,7 @@ async def test_a_character_in_pieces_arrives_whole_and_ids_at_once() -> None:
 async def test_logprobs_carry_the_bytes_of_each_token() -> None:
     async with bench() as b:
         ids = byte_ids("é".encode())
-        call = b.stub.Generate(generate(logprobs=2))
+        call = b.client.Generate(generate(logprobs=2))
         submit = await b.worker.submits.get()
         assert submit.sampling.logprobs == 2
         response = step(submit.request_id, ids, "LENGTH")
@@ -223,7 +223,7 @@ async def test_chat_renders_the_template_without_adding_special_tokens() -> None
                 inference_pb2.ChatMessage(role=inference_pb2.ROLE_USER, content="Hi"),
             ]
         )
-        call = b.stub.Chat(request)
+        call = b.client.Chat(request)
         submit = await b.worker.submits.get()
         assert list(submit.prompt_token_ids) == encode("<|system|>Be brief.<|user|>Hi<|assistant|>")
         b.worker.finish(submit.request_id, encode("Hello"), "STOP", stop_token_id=None)
@@ -234,7 +234,7 @@ async def test_chat_renders_the_template_without_adding_special_tokens() -> None
 
 async def test_request_id_of_the_client_goes_all_the_way_and_back() -> None:
     async with bench() as b:
-        call = b.stub.Generate(generate(), metadata=(("x-request-id", "abc-1"),))
+        call = b.client.Generate(generate(), metadata=(("x-request-id", "abc-1"),))
         submit = await b.worker.submits.get()
         b.worker.finish(submit.request_id)
         [response] = await collect(call)
@@ -246,7 +246,7 @@ async def test_request_id_of_the_client_goes_all_the_way_and_back() -> None:
 async def test_an_odd_request_id_is_replaced(given: str) -> None:
     async with bench() as b:
         answer_with(b, [])
-        call = b.stub.Generate(generate(), metadata=(("x-request-id", given),))
+        call = b.client.Generate(generate(), metadata=(("x-request-id", given),))
         [response] = await collect(call)
         assert response.request_id not in ("", given)
 
@@ -254,18 +254,18 @@ async def test_an_odd_request_id_is_replaced(given: str) -> None:
 async def test_tokenize_and_detokenize_are_inverse() -> None:
     async with bench() as b:
         text = "naïve 你好 🙂<|user|>" + "long " * 1000
-        ids = (await b.stub.Tokenize(inference_pb2.TokenizeRequest(text=text))).ids
+        ids = (await b.client.Tokenize(inference_pb2.TokenizeRequest(text=text))).ids
         assert list(ids) == encode(text)
-        back = await b.stub.Detokenize(inference_pb2.DetokenizeRequest(ids=ids))
+        back = await b.client.Detokenize(inference_pb2.DetokenizeRequest(ids=ids))
         assert back.text == text
-        plain = await b.stub.Detokenize(inference_pb2.DetokenizeRequest(ids=ids, skip_special_tokens=True))
+        plain = await b.client.Detokenize(inference_pb2.DetokenizeRequest(ids=ids, skip_special_tokens=True))
         assert plain.text == text.replace("<|user|>", "")
 
 
 async def test_get_model_tells_what_the_worker_says() -> None:
     async with bench() as b:
         for name in ("", "tiny"):
-            model = await b.stub.GetModel(inference_pb2.GetModelRequest(model=name))
+            model = await b.client.GetModel(inference_pb2.GetModelRequest(model=name))
             assert (model.name, model.revision, model.max_context) == ("tiny", "r1", MAX_CONTEXT)
             assert list(model.eos_token_ids) == [EOS]
 
@@ -278,5 +278,5 @@ async def test_many_requests_at_once_each_get_their_own_ids() -> None:
 
         b.worker.answer = answer
         prompts = [f"codeword {index}" for index in range(64)]
-        answers = await asyncio.gather(*(collect(b.stub.Generate(generate(prompt))) for prompt in prompts))
+        answers = await asyncio.gather(*(collect(b.client.Generate(generate(prompt))) for prompt in prompts))
         assert [text_of(responses) for responses in answers] == prompts
