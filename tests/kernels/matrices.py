@@ -31,7 +31,8 @@ def spread(scale: Array, rows: int, cols: int) -> F64Array:
 def random_fp8(rng: np.random.Generator, rows: int, cols: int) -> Array:
     """All finite codes, denormals and both zeros included."""
     codes = rng.integers(0, 127, (rows, cols), np.uint8) | rng.integers(0, 2, (rows, cols), np.uint8) << 7
-    return codes.view(FP8)
+    numbers: Array = codes.view(FP8)
+    return numbers
 
 
 @dataclass

@@ -1,12 +1,13 @@
-/* The runtime: one engine per process and rank set. It maps a checkpoint, binds plans to a kernel table, keeps the KV pages and the
- * request slots, and runs steps. What runs when, and which pages belong to whom, is the caller's business (the scheduler).
+/* The runtime: one engine per process and rank set. It maps a checkpoint, binds plans to a kernel table, keeps the KV
+ * pages and the request slots, and runs steps. What runs when, and which pages belong to whom, is the caller's business
+ * (the scheduler).
  *
- * Threads: submit/collect/bind/release are called from one thread (the engine loop); info and status text from any. Steps
- * run in order on the engine's own thread. Nothing throws across this boundary and nothing aborts the process.
+ * Threads: submit/collect/bind/release are called from one thread (the engine loop); info and status text from any.
+ * Steps run in order on the engine's own thread. Nothing throws across this boundary and nothing aborts the process.
  *
- * Errors: every call that can fail returns a glm_status and fills `error` (may be NULL) with one line that names what is wrong (tensor, shard,
- * op label, argument) and what was expected. After GLM_DEVICE_ERROR or GLM_INTERNAL from a step the engine is failed: each
- * later call returns the same error.
+ * Errors: every call that can fail returns a glm_status and fills `error` (may be NULL) with one line that names what
+ * is wrong (tensor, shard, op label, argument) and what was expected. After GLM_DEVICE_ERROR or GLM_INTERNAL from a
+ * step the engine is failed: each later call returns the same error.
  *
  * Names users may know from other engines: init_engine = glm_engine_create; prefill, decode_step and run_batch_decode =
  * glm_engine_submit + glm_engine_collect of one batch that may mix both; free_request_state = glm_engine_release_slot;
@@ -31,7 +32,8 @@ typedef struct glm_error {
   char message[1024];
 } glm_error;
 
-/* Where one checkpoint tensor lies. The reader of the safetensors headers checked it; mapping checks it again against the file. */
+/* Where one checkpoint tensor lies. The reader of the safetensors headers checked it; mapping checks it again against
+ * the file. */
 typedef struct glm_tensor_source {
   const char* name;
   const char* path; /* shard file */
@@ -45,9 +47,9 @@ typedef struct glm_tensor_source {
 typedef struct glm_engine_options {
   const char* kernels_path; /* shared object of the kernel table */
   int32_t device_ordinal;
-  int32_t num_threads; /* see glm_device_options */
-  const char* mixed_plan;  /* plan text (native/PLAN.md): steps with any prefill rows */
-  const char* decode_plan; /* plan text: steps of exactly one row a sequence, every row sampled */
+  int32_t num_threads;              /* see glm_device_options */
+  const char* mixed_plan;           /* plan text (native/PLAN.md): steps with any prefill rows */
+  const char* decode_plan;          /* plan text: steps of exactly one row a sequence, every row sampled */
   const glm_tensor_source* tensors; /* all tensors that the plans name */
   int32_t num_tensors;
   int32_t max_rows;    /* T of a step, at most */
@@ -61,8 +63,8 @@ typedef struct glm_engine_options {
 } glm_engine_options;
 
 typedef struct glm_engine_info {
-  char kernels[32];  /* table name */
-  char device[128];  /* table's description */
+  char kernels[32];             /* table name */
+  char device[128];             /* table's description */
   uint64_t weight_bytes_mapped; /* used in place, in the file's own pages */
   uint64_t weight_bytes_copied; /* norms, scales, biases as f32 */
   uint64_t kv_bytes;
@@ -87,21 +89,21 @@ typedef struct glm_step_batch {
   int32_t num_seqs;
   int32_t num_samples;
   int32_t num_page_updates;
-  const int32_t* token_ids;    /* [num_rows] */
-  const int32_t* positions;    /* [num_rows] */
-  const int32_t* seq_slots;    /* [num_seqs], each slot at most once */
-  const int32_t* seq_starts;   /* [num_seqs + 1] */
-  const int32_t* sample_rows;  /* [num_samples], ascending */
+  const int32_t* token_ids;   /* [num_rows] */
+  const int32_t* positions;   /* [num_rows] */
+  const int32_t* seq_slots;   /* [num_seqs], each slot at most once */
+  const int32_t* seq_starts;  /* [num_seqs + 1] */
+  const int32_t* sample_rows; /* [num_samples], ascending */
   const glm_page_update* page_updates;
 } glm_step_batch;
 
 typedef struct glm_step_result {
   int32_t num_samples;
-  const int32_t* token_ids;     /* [num_samples]; valid until the next collect */
-  const float* logprobs;        /* [num_samples]; only where the slot asked */
-  const int32_t* top_ids;       /* [num_samples][GLM_MAX_LOGPROBS] */
-  const float* top_logprobs;    /* [num_samples][GLM_MAX_LOGPROBS] */
-  uint64_t device_ns;           /* time from the first op's start to the last op's end */
+  const int32_t* token_ids;  /* [num_samples]; valid until the next collect */
+  const float* logprobs;     /* [num_samples]; only where the slot asked */
+  const int32_t* top_ids;    /* [num_samples][GLM_MAX_LOGPROBS] */
+  const float* top_logprobs; /* [num_samples][GLM_MAX_LOGPROBS] */
+  uint64_t device_ns;        /* time from the first op's start to the last op's end */
 } glm_step_result;
 
 uint32_t glm_runtime_version(void);
@@ -111,8 +113,9 @@ glm_status glm_engine_create(const glm_engine_options* options, glm_engine** out
 void glm_engine_destroy(glm_engine* engine);
 glm_status glm_engine_get_info(const glm_engine* engine, glm_engine_info* out, glm_error* error);
 
-/* Give a slot to a request: sets its sampling state, its last token (-1) and its token history (prompt tokens, then tokens sampled
- * before, for a request that is resumed; both may be empty where no penalty needs them). In order with submitted steps. */
+/* Give a slot to a request: sets its sampling state, its last token (-1) and its token history (prompt tokens, then
+ * tokens sampled before, for a request that is resumed; both may be empty where no penalty needs them). In order with
+ * submitted steps. */
 glm_status glm_engine_bind_slot(glm_engine* engine, int32_t slot, const glm_sampling* sampling, const int32_t* prompt,
                                 int32_t num_prompt, const int32_t* sampled, int32_t num_sampled, glm_error* error);
 /* Idempotent. The slot's page table is forgotten. */
@@ -123,8 +126,10 @@ glm_status glm_engine_submit(glm_engine* engine, const glm_step_batch* batch, gl
 /* Wait for the oldest uncollected step. GLM_INVALID_ARGUMENT if there is none. */
 glm_status glm_engine_collect(glm_engine* engine, glm_step_result* out, glm_error* error);
 
-/* Copy a plan buffer as the last step left it, `rows` rows tightly packed: for tests and the parity tool. The engine must be idle. */
-glm_status glm_engine_read_buffer(glm_engine* engine, const char* name, int32_t rows, void* out, size_t bytes, glm_error* error);
+/* Copy a plan buffer as the last step left it, `rows` rows tightly packed: for tests and the parity tool. The engine
+ * must be idle. */
+glm_status glm_engine_read_buffer(glm_engine* engine, const char* name, int32_t rows, void* out, size_t bytes,
+                                  glm_error* error);
 
 #ifdef __cplusplus
 }
