@@ -1,7 +1,7 @@
 """An engine without a model, with the contract of `runtime.abi.Engine`: each token is a function of the whole history.
 
-As in a model, what a row leaves in its page depends on all rows before it, which it finds through the page table: a
-wrong or overwritten page, a row that never ran or a stale token changes every later token.
+As in a model, what a row leaves in its page depends on what all rows before it left, which it finds through the page
+table: a wrong or overwritten page, a row that never ran or a stale token changes every later token.
 """
 
 from __future__ import annotations
@@ -18,8 +18,16 @@ VOCAB = 50
 MAX_LOGPROBS = 20
 
 
+_MASK = 2**31 - 1
+
+
 def mix(state: int, token: int) -> int:
-    return hash((state, token)) & 0x7FFFFFFF
+    return hash((state, token)) & _MASK
+
+
+def attend(values: Sequence[int]) -> int:
+    """What a row sees of the values of positions 0, 1, ... before it."""
+    return sum((index + 1) * value for index, value in enumerate(values)) & _MASK
 
 
 def choose(state: int, seen: int, sampling: Sampling, num_sampled: int, poison: frozenset[int]) -> int:
@@ -40,19 +48,19 @@ def undisturbed(
     prompt: Sequence[int], sampling: Sampling, max_tokens: int, poison: frozenset[int] = frozenset()
 ) -> list[int]:
     """What the engine says of a prompt that has it all to itself, up to and with a stop id."""
-    state = 0
+    values: list[int] = []
     for token in prompt:
-        state = mix(state, token)
+        values.append(mix(attend(values), token))
     out: list[int] = []
     while len(out) < max_tokens:
         seen = sum(prompt) + sum(out) if has_penalties(sampling) else 0
-        token = choose(state, seen, sampling, len(out), poison)
+        token = choose(values[-1], seen, sampling, len(out), poison)
         if token < 0:
             break
         out.append(token)
         if token in sampling.stop_ids:
             break
-        state = mix(state, token)
+        values.append(mix(attend(values), token))
     return out
 
 
@@ -133,14 +141,11 @@ class ScriptedEngine:
 
     def _compute(self, slot: int, token: int, position: int) -> int:
         state = self.slots[slot]
-        before = 0 if position == 0 else int(self.pages[self._place(state, position - 1)])
-        known = state.last_token if token == -1 else token
-        value = mix(before, known)
-        self.pages[self._place(state, position)] = value
+        table = [state.pages[index] for index in range(position // self.page_size + 1)]
+        before = self.pages[table].ravel()[:position].tolist()
+        value = mix(attend(before), state.last_token if token == -1 else token)
+        self.pages[table[-1], position % self.page_size] = value
         return value
-
-    def _place(self, slot: _Slot, position: int) -> tuple[int, int]:
-        return slot.pages[position // self.page_size], position % self.page_size
 
     def _sample(self, slot: int, value: int, position: int) -> int:
         state = self.slots[slot]

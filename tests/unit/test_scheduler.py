@@ -215,6 +215,55 @@ def test_twins_end_up_on_the_same_pages() -> None:
     assert driver.tokens[1] == driver.tokens[2]
 
 
+def test_a_twins_page_is_free_when_no_step_in_flight_can_read_it() -> None:
+    driver = Driver(limits(num_pages=8))
+    for number in (1, 2):
+        driver.submit(make_request(number, [7] * (PAGE + 1), 3))
+    driver.push()
+    driver.push()
+    driver.pull()
+    assert driver.scheduler.allocator.num_free == 4, "one shared page, two own ones, one that step 2 may read"
+    driver.pull()
+    assert driver.scheduler.allocator.num_free == 5
+    driver.run()
+
+
+def test_a_twin_reads_the_shared_page_once_its_own_is_reused() -> None:
+    driver = Driver(limits(num_pages=7), depth=1)
+    for number in (1, 2):
+        driver.submit(make_request(number, [7] * PAGE, 3 * PAGE))
+    for _ in range(4):
+        driver.advance()
+    driver.submit(make_request(3, [8] * (PAGE + 1), 1))
+    driver.run()
+    (third,) = [chunk for plan in driver.plans for chunk in plan.chunks if chunk.request.key[1] == 3]
+    assert third.rows == PAGE + 1
+    expected = undisturbed([7] * PAGE, make_request(1, [7] * PAGE).sampling, 3 * PAGE)
+    assert driver.tokens[1] == driver.tokens[2] == expected
+
+
+def test_what_is_evicted_first_is_the_end_of_a_prefix() -> None:
+    driver = Driver(limits(num_pages=4), depth=1)
+    driver.submit(make_request(1, [7] * (3 * PAGE), 1))
+    driver.run()
+    driver.submit(make_request(2, [8] * (PAGE + 1), 1))
+    driver.run()
+    driver.submit(make_request(3, [7] * (3 * PAGE), 1))
+    driver.run()
+    assert driver.finishes[3].usage.cached_prompt_tokens == 2 * PAGE
+    assert driver.tokens[3] == driver.tokens[1]
+
+
+def test_nobody_is_preempted_for_pages_that_are_about_to_come_back() -> None:
+    driver = Driver(limits(num_pages=9, prefix_cache=False))
+    for number in (1, 2, 3):
+        driver.submit(make_request(number, [number] * (2 * PAGE), 3 * PAGE))
+    while not driver.scheduler.totals.preemptions:
+        driver.advance()
+    assert driver.scheduler.num_running == 2
+    driver.run()
+
+
 def test_abort_in_mid_step_is_an_abort() -> None:
     """Fault 15: it must not count as a normal finish, whatever the step in flight brings."""
     expected = undisturbed([1, 2], make_request(1, [1, 2]).sampling, 8)
