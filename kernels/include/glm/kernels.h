@@ -1,23 +1,23 @@
 /* The kernel table: every operation that a plan may name, as a plain C contract.
  *
- * A table (cpu, cuda, ...) is one shared object that exports glm_kernels_query. The caller asks for GLM_KERNELS_VERSION
- * and gets the table or NULL. An operation that a table lacks is NULL in it; the runtime lists all that a plan needs
- * and the table lacks before anything runs.
+ * A table (cpu, cuda, ...) is one shared object that exports glm_kernels_query. The caller asks for
+ * GLM_KERNELS_VERSION and gets the table or NULL. An operation that a table lacks is NULL in it; the runtime lists all
+ * that a plan needs and the table lacks before anything runs.
  *
  * Rules that hold for every operation
  *  - Arguments are checked by the runtime when the plan is bound, not by the kernel. `rows` may be 0: nothing is
- * written.
+ *    written.
  *  - No operation allocates, and none keeps a pointer after it returns (cpu) or after the stream has passed it (cuda).
  *  - Row independence: what is written for a row depends on that row's inputs (and, for attention, on the earlier keys
- * of its own sequence) and on nothing else in the batch: not on `rows`, not on the row's index. Reduction orders are
- * fixed.
+ *    of its own sequence) and on nothing else in the batch: not on `rows`, not on the row's index. Reduction orders
+ *    are fixed.
  *  - Outputs do not alias inputs except where an operation says "in place".
  *  - Activations ("act") are f32 or bf16, one dtype for a whole plan; arithmetic is in f32; a store to bf16 rounds to
- * nearest even.
- *  - FP8 is E4M3 (OCP "fn": bias 7, no infinity, 0x7f and 0xff are NaN, largest finite 448). Encoding rounds to nearest
- * even and saturates finite and infinite values to +-448; NaN encodes to NaN (0x7f with the sign).
- *  - Matrices are row-major; `stride` counts elements from one row to the next. Data is aligned to 64 bytes for buffers
- * and to at least the element for checkpoint tensors (weights lie where the file has them).
+ *    nearest even.
+ *  - FP8 is E4M3 (OCP "fn": bias 7, no infinity, 0x7f and 0xff are NaN, largest finite 448). Encoding rounds to
+ *    nearest even and saturates finite and infinite values to +-448; NaN encodes to NaN (0x7f with the sign).
+ *  - Matrices are row-major; `stride` counts elements from one row to the next. Data is aligned to 64 bytes for
+ *    buffers and to at least the element for checkpoint tensors (weights lie where the file has them).
  */
 #ifndef GLM_KERNELS_H
 #define GLM_KERNELS_H
@@ -135,20 +135,19 @@ typedef struct glm_slots {
 
 /* One step's inputs: written before a step, never moved. A sequence's rows are adjacent, its positions consecutive. */
 typedef struct glm_step_inputs {
-  int32_t num_rows;       /* T: tokens in this step */
-  int32_t num_seqs;       /* sequences in this step */
-  int32_t num_samples;    /* S: rows whose next token is sampled */
-  int32_t* token_ids;     /* [T]; -1: the slot's last_token */
-  int32_t* positions;     /* [T] */
-  int32_t* row_slots;     /* [T] */
-  int32_t* seq_slots;     /* [num_seqs] */
-  int32_t* seq_starts;    /* [num_seqs + 1]: first row of each sequence, then T */
-  int32_t* sample_rows;   /* [S]: index of a row of this step */
-  int32_t* sample_slots;  /* [S] */
-  int32_t* out_token_ids; /* [S] */
-  float* out_logprobs;  /* [S]: log-softmax of the model's own logits (before penalties and temperature) at the sampled
-                           token */
-  int32_t* out_top_ids; /* [S][GLM_MAX_LOGPROBS]: best first, ties by lower id */
+  int32_t num_rows;        /* T: tokens in this step */
+  int32_t num_seqs;        /* sequences in this step */
+  int32_t num_samples;     /* S: rows whose next token is sampled */
+  int32_t* token_ids;      /* [T]; -1: the slot's last_token */
+  int32_t* positions;      /* [T] */
+  int32_t* row_slots;      /* [T] */
+  int32_t* seq_slots;      /* [num_seqs] */
+  int32_t* seq_starts;     /* [num_seqs + 1]: first row of each sequence, then T */
+  int32_t* sample_rows;    /* [S]: index of a row of this step */
+  int32_t* sample_slots;   /* [S] */
+  int32_t* out_token_ids;  /* [S] */
+  float* out_logprobs;     /* [S]: log-softmax of the model's own logits (no penalty, no temperature) at the token */
+  int32_t* out_top_ids;    /* [S][GLM_MAX_LOGPROBS]: best first, ties by lower id */
   float* out_top_logprobs; /* [S][GLM_MAX_LOGPROBS] */
 } glm_step_inputs;
 
@@ -166,8 +165,8 @@ typedef struct glm_embed_args {
 
 /* residual += delta (in place, rounded to act; delta may be absent);
  * y = weight * act(residual * rsqrt(mean(residual^2) + eps)); written to `out` (act) and, quantised, to `q`, each
- * optional. Quantising: see glm_quantize_args. Source: Zhang & Sennrich 2019; rounding as transformers' Glm4MoeRMSNorm.
- */
+ * optional. Quantising: see glm_quantize_args. Source: Zhang & Sennrich 2019; rounding as transformers'
+ * Glm4MoeRMSNorm. */
 typedef struct glm_rms_norm_args {
   int32_t rows;
   glm_tensor residual; /* act [rows][hidden] */
@@ -179,8 +178,8 @@ typedef struct glm_rms_norm_args {
   glm_tensor scale; /* f32 [rows][1] or [rows][ceil(hidden/128)], with q */
 } glm_rms_norm_args;
 
-/* Dynamic symmetric FP8: over each group of columns (the whole row if scale.cols is 1, else 128 at a time, the last one
- * may be short) scale = absmax / 448 (1 if the group is all zero), q = fp8(x / scale). */
+/* Dynamic symmetric FP8: over each group of columns (the whole row if scale.cols is 1, else 128 at a time, the last
+ * one may be short) scale = absmax / 448 (1 if the group is all zero), q = fp8(x / scale). */
 typedef struct glm_quantize_args {
   int32_t rows;
   glm_tensor x;     /* act */
@@ -191,8 +190,9 @@ typedef struct glm_quantize_args {
 /* out[t][n] = sum_k x[t][k] * w[n][k] (+ bias[n]), the parts' output channels one after another.
  * FP8 weights take FP8 activations: FP8_CHANNEL with one scale a row: (sum x.w) * x_scale * w_scale; FP8_BLOCK with a
  * scale per 128 columns: sum over blocks of (sum x.w) * x_scale[block] * w_scale[block]. Other formats take act
- * activations. FP8 weights hold no NaN code (here and in the expert operations): the runtime refuses such a checkpoint,
- * and a kernel may read 0x7f and 0xff as +-480. */
+ * activations.
+ * FP8 weights hold no NaN code (here and in the expert operations): the runtime refuses such a checkpoint, and a
+ * kernel may read 0x7f and 0xff as +-480. */
 typedef struct glm_linear_args {
   int32_t rows;
   int32_t num_parts;
@@ -204,10 +204,10 @@ typedef struct glm_linear_args {
   glm_tensor out;                   /* act or f32 [rows][sum of parts[i].rows] */
 } glm_linear_args;
 
-/* cols of qkv: heads*head_dim of q, then kv_heads*head_dim of k, then of v.
- * q and k: RMSNorm over head_dim with q_norm/k_norm (skipped if NULL; rounding as rms_norm), then rotate-half RoPE on
- * the first rotary_dim dims: pairs (i, i + rotary_dim/2), angle of position p from the table. K and V go to the page of
- * the row's position; q to `out`. Source: Su et al. 2021, in the NeoX layout. */
+/* cols of qkv: heads*head_dim of q, then kv_heads*head_dim of k, then of v. q and k: RMSNorm over head_dim with
+ * q_norm/k_norm (skipped if NULL; rounding as rms_norm), then rotate-half RoPE on the first rotary_dim dims: pairs (i,
+ * i + rotary_dim/2), angle of position p from the table. K and V go to the page of the row's position; q to `out`.
+ * Source: Su et al. 2021, in the NeoX layout. */
 typedef struct glm_qk_norm_rope_store_args {
   int32_t rows;
   const glm_step_inputs* step;
@@ -225,8 +225,8 @@ typedef struct glm_qk_norm_rope_store_args {
 } glm_qk_norm_rope_store_args;
 
 /* Causal softmax(q k^T * scale) v over the sequence's pages, keys 0..position(t). Query head h reads KV head h /
- * (heads/kv_heads). Any split of the keys depends on the sequence's own length only. Source: Dao 2022 (online softmax);
- * Kwon et al. 2023 (pages). */
+ * (heads/kv_heads). Any split of the keys depends on the sequence's own length only. Source: Dao 2022 (online
+ * softmax); Kwon et al. 2023 (pages). */
 typedef struct glm_paged_attention_args {
   int32_t rows;
   const glm_step_inputs* step;
@@ -238,8 +238,8 @@ typedef struct glm_paged_attention_args {
   glm_tensor out; /* act [rows][heads*head_dim] */
 } glm_paged_attention_args;
 
-/* y = act(silu(x[:, :n])) * x[:, n:], rounded to act; to `out` and/or quantised to `q`. Source: Shazeer 2020 (SwiGLU).
- */
+/* y = act(silu(x[:, :n])) * x[:, n:], rounded to act; to `out` and/or quantised to `q`. Source: Shazeer 2020
+ * (SwiGLU). */
 typedef struct glm_silu_mul_args {
   int32_t rows;
   glm_tensor x;     /* act [rows][2n] */
@@ -250,8 +250,9 @@ typedef struct glm_silu_mul_args {
 
 /* Everything in f32: s = sigmoid(x W^T); choice by s + bias; with groups > 1 only the topk_groups groups with the
  * largest sum of their two best choices take part (ties: lower group); the top_k best (ties: lower id) in order of
- * choice, best first; weights = s at them (never (s + bias) - bias), divided by (their sum + 1e-20) if normalize, times
- * `scale`. Source: DeepSeek-V3 (2024), as Glm4MoeTopkRouter. */
+ * choice, best first;
+ * weights = s at them (never (s + bias) - bias), divided by (their sum + 1e-20) if normalize, times `scale`.
+ * Source: DeepSeek-V3 (2024), as Glm4MoeTopkRouter. */
 typedef struct glm_moe_route_args {
   int32_t rows;
   glm_tensor x;             /* act [rows][hidden] */
@@ -268,8 +269,8 @@ typedef struct glm_moe_route_args {
   glm_tensor weights; /* f32 [rows][top_k] */
 } glm_moe_route_args;
 
-/* Pack: assignment a = t*top_k + j. order[offsets[e] .. offsets[e+1]) lists, ascending, the assignments of local expert
- * e (global id first + e); offsets[0] = 0; assignments of experts elsewhere are left out. */
+/* Pack: assignment a = t*top_k + j. order[offsets[e] .. offsets[e+1]) lists, ascending, the assignments of local
+ * expert e (global id first + e); offsets[0] = 0; assignments of experts elsewhere are left out. */
 typedef struct glm_moe_group_args {
   int32_t rows;
   glm_tensor ids; /* i32 [rows][top_k] */
@@ -297,8 +298,8 @@ typedef struct glm_moe_gate_up_args {
   glm_tensor scale; /* f32, with q */
 } glm_moe_gate_up_args;
 
-/* Unpack and combine: out[t] = base[t] + sum over j ascending of weights[t][j] * act(down_e(x[t*top_k + j])), in f32,
- * rounded once. Slots j whose expert is not local add nothing. */
+/* Unpack and combine: out[t] = base[t] + sum over j ascending of weights[t][j] * act(down_e(x[t*top_k + j])), in
+ * f32, rounded once. Slots j whose expert is not local add nothing. */
 typedef struct glm_moe_down_args {
   int32_t rows;
   int32_t top_k;
@@ -326,14 +327,15 @@ typedef struct glm_gather_rows_args {
  *  1. repetition: l = l > 0 ? l / r : l * r for every token seen in prompt or output; l -= frequency * times sampled;
  *     l -= presence if sampled at all; l += bias; stop ids become -inf while n < min_tokens. NaN logits count as -inf.
  *  2. temperature 0: the largest l, ties to the lower id. Otherwise l /= temperature, then keep: the top_k largest; of
- * those, the shortest prefix in order (l descending, id ascending) whose softmax sum (over what top_k kept) reaches
- * top_p; of those, tokens with probability >= min_p * the largest. The best token is always kept.
+ *     those, the shortest prefix in order (l descending, id ascending) whose softmax sum (over what top_k kept)
+ *     reaches top_p; of those, tokens with probability >= min_p * the largest. The best token is always kept.
  *  3. the kept token with the largest l + g, g = -log(-log(u)) (Gumbel-max: an exact draw, whatever order the tokens
- * are visited in), u = ((x >> 9) + 0.5) * 2^-23 with x = word (id % 4) of philox4x32-10(counter = {id / 4, p, 0, 0},
- * key = {seed low, seed high}). Writes out_token_ids and, if num_logprobs >= 0, out_logprobs and num_logprobs entries
- * of out_top_*; sets last_token[b]; adds one to counts[b][token]. If every logit is -inf or NaN the token is -1 and
- * last_token and counts stay: the runtime reports it. Sources: Salmon et al. 2011 (Philox); Holtzman et al. 2020
- * (top-p); Keskar et al. 2019 (repetition). */
+ *     are visited in), u = ((x >> 9) + 0.5) * 2^-23 with x = word (id % 4) of philox4x32-10(counter = {id / 4, p, 0,
+ *     0}, key = {seed low, seed high}).
+ * Writes out_token_ids and, if num_logprobs >= 0, out_logprobs and num_logprobs entries of out_top_*; sets
+ * last_token[b]; adds one to counts[b][token]. If every logit is -inf or NaN the token is -1 and last_token and counts
+ * stay: the runtime reports it.
+ * Sources: Salmon et al. 2011 (Philox); Holtzman et al. 2020 (top-p); Keskar et al. 2019 (repetition). */
 typedef struct glm_sample_args {
   int32_t rows; /* S */
   const glm_step_inputs* step;
@@ -368,8 +370,8 @@ typedef struct glm_kernels {
   void (*device_close)(glm_device* device);
   /* "cpu avx2, 2 threads": for logs and GetInfo; valid while the device is open. */
   const char* (*device_description)(const glm_device* device);
-  /* Bytes of scratch that `op` needs with these args and rows at their maximum. The runtime gives the device one block
-   * as large as the largest answer, before the first operation. */
+  /* Bytes of scratch that `op` needs with these args and rows at their maximum. The runtime gives the device one
+   * block as large as the largest answer, before the first operation. */
   size_t (*workspace_bytes)(const glm_device* device, glm_op op, const void* args);
   void (*set_workspace)(glm_device* device, void* data, size_t bytes);
 

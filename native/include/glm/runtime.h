@@ -1,6 +1,6 @@
 /* The runtime: one engine per process and rank set. It maps a checkpoint, binds plans to a kernel table, keeps the KV
- * pages and the request slots, and runs steps. What runs when, and which pages belong to whom, is the caller's business
- * (the scheduler).
+ * pages and the request slots, and runs steps. What runs when, and which pages belong to whom, is the caller's
+ * business (the scheduler).
  *
  * Threads: submit/collect/bind/release are called from one thread (the engine loop); info and status text from any.
  * Steps run in order on the engine's own thread. Nothing throws across this boundary and nothing aborts the process.
@@ -9,9 +9,9 @@
  * is wrong (tensor, shard, op label, argument) and what was expected. After GLM_DEVICE_ERROR or GLM_INTERNAL from a
  * step the engine is failed: each later call returns the same error.
  *
- * Names users may know from other engines: init_engine = glm_engine_create; prefill, decode_step and run_batch_decode =
- * glm_engine_submit + glm_engine_collect of one batch that may mix both; free_request_state = glm_engine_release_slot;
- * free_engine = glm_engine_destroy; get_engine_info = glm_engine_get_info.
+ * Names users may know from other engines: init_engine = glm_engine_create; prefill, decode_step and run_batch_decode
+ * = glm_engine_submit + glm_engine_collect of one batch that may mix both; free_request_state =
+ * glm_engine_release_slot; free_engine = glm_engine_destroy; get_engine_info = glm_engine_get_info.
  */
 #ifndef GLM_RUNTIME_H
 #define GLM_RUNTIME_H
@@ -32,8 +32,8 @@ typedef struct glm_error {
   char message[1024];
 } glm_error;
 
-/* Where one checkpoint tensor lies. The reader of the safetensors headers checked it; mapping checks it again against
- * the file. */
+/* Where one checkpoint tensor lies. The reader of the safetensors headers checked it; mapping checks it again
+ * against the file. */
 typedef struct glm_tensor_source {
   const char* name;
   const char* path; /* shard file */
@@ -114,8 +114,8 @@ void glm_engine_destroy(glm_engine* engine);
 glm_status glm_engine_get_info(const glm_engine* engine, glm_engine_info* out, glm_error* error);
 
 /* Give a slot to a request: sets its sampling state, its last token (-1) and its token history (prompt tokens, then
- * tokens sampled before, for a request that is resumed; both may be empty where no penalty needs them). In order with
- * submitted steps. */
+ * tokens sampled before, for a request that is resumed; both may be empty where no penalty needs them). In order
+ * with submitted steps. */
 glm_status glm_engine_bind_slot(glm_engine* engine, int32_t slot, const glm_sampling* sampling, const int32_t* prompt,
                                 int32_t num_prompt, const int32_t* sampled, int32_t num_sampled, glm_error* error);
 /* Idempotent. The slot's page table is forgotten. */
@@ -126,8 +126,8 @@ glm_status glm_engine_submit(glm_engine* engine, const glm_step_batch* batch, gl
 /* Wait for the oldest uncollected step. GLM_INVALID_ARGUMENT if there is none. */
 glm_status glm_engine_collect(glm_engine* engine, glm_step_result* out, glm_error* error);
 
-/* Copy a plan buffer as the last step left it, `rows` rows tightly packed: for tests and the parity tool. The engine
- * must be idle. */
+/* Copy a plan buffer as the last step left it, `rows` rows tightly packed: for tests and the parity tool. The
+ * engine must be idle. */
 glm_status glm_engine_read_buffer(glm_engine* engine, const char* name, int32_t rows, void* out, size_t bytes,
                                   glm_error* error);
 
