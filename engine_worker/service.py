@@ -84,7 +84,7 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         self, request_iterator: AsyncIterator[engine_pb2.ServeRequest], context: ServeContext
     ) -> AsyncIterator[engine_pb2.ServeResponse]:
         session = self._open_session()
-        # A cancelled call may never resume this generator. The type stub has a class where a function belongs.
+        # A cancelled call may never resume this generator. grpc's published type is a class, not a function.
         context.add_done_callback(lambda _: self._close_session(session))  # type: ignore[arg-type]
         reader = asyncio.create_task(self._read(session, request_iterator))
         try:
