@@ -174,6 +174,30 @@ def test_bad_argument_is_named(
     assert str(caught.value).startswith(where + message)
 
 
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        (None, "offsets: no moe_group before it writes this buffer"),
+        (GOOD[10].replace("order=order", "order=other"), "order: is not the order of the moe_group that wrote offsets"),
+        (GOOD[10].replace("ids=ids top_k=2", "ids=id top_k=1"), "top_k: 2, expected 1 as in moe_group"),
+        (
+            GOOD[10].replace("count=6", "count=5"),
+            "offsets: moe_group has experts first=0 count=5, the weights first=0 count=6",
+        ),
+        (GOOD[10].replace("first=0", "first=1"), "offsets: moe_group has experts first=1"),
+    ],
+)
+@pytest.mark.parametrize("reader", [f"moe_gate_up {GATE_UP}", f"moe_down {DOWN}"])
+def test_groups_agree_with_their_readers(
+    faults: FaultTable, sources: list[TensorSource], group: str | None, reader: str, message: str
+) -> None:
+    ops = [labelled(op) for op in (group, reader) if op]
+    mixed = tiny.plan("mixed", *DECLARATIONS, "buffer other i32 2*T 1", "buffer id i32 T 1", *ops)
+    with pytest.raises(InvalidRequestError) as caught:
+        Engine.create(tiny.options(faults.path, sources, mixed_plan=mixed))
+    assert message in str(caught.value)
+
+
 def test_layers_need_a_kv_record(faults: FaultTable, sources: list[TensorSource]) -> None:
     kv = next(line for line in tiny.HEAD if line.startswith("kv"))
     mixed = tiny.plan("mixed", *DECLARATIONS, labelled(GOOD[7]), drop=[kv])

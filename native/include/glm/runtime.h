@@ -113,7 +113,8 @@ glm_status glm_engine_create(const glm_engine_options* options, glm_engine** out
 void glm_engine_destroy(glm_engine* engine);
 glm_status glm_engine_get_info(const glm_engine* engine, glm_engine_info* out, glm_error* error);
 
-/* Give a slot to a request: sets its sampling state, its last token (-1) and its token history (prompt tokens, then
+/* Give a free slot to a request: sets its sampling state, no last token (so that no row may ask for it before a step has
+ * sampled one) and its token history (prompt tokens, then
  * tokens sampled before, for a request that is resumed; both may be empty where no penalty needs them). In order
  * with submitted steps. */
 glm_status glm_engine_bind_slot(glm_engine* engine, int32_t slot, const glm_sampling* sampling, const int32_t* prompt,
