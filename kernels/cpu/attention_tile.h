@@ -4,6 +4,9 @@
 #ifndef GLM_CPU_ATTENTION_TILE_H
 #define GLM_CPU_ATTENTION_TILE_H
 
+#include <algorithm>
+#include <limits>
+
 #include "float_math.h"
 #include "simd.h"
 
@@ -21,6 +24,24 @@ struct SoftmaxState {
   float total;
 };
 
+/* out[j] = sum(vectors[j]), in the same tree. */
+inline void sum_four(const F32 (&vectors)[kKeyBlock], float* out) {
+#if defined(__AVX2__)
+  __m256 half[kKeyBlock];
+  for (int j = 0; j < kKeyBlock; ++j) {
+#if defined(__AVX512F__)
+    half[j] = _mm512_castps512_ps256(vectors[j]) + _mm512_extractf32x8_ps(vectors[j], 1);
+#else
+    half[j] = vectors[j];
+#endif
+  }
+  const __m256 quads = _mm256_hadd_ps(_mm256_hadd_ps(half[0], half[1]), _mm256_hadd_ps(half[2], half[3]));
+  _mm_storeu_ps(out, _mm256_castps256_ps128(quads) + _mm256_extractf128_ps(quads, 1));
+#else
+  for (int j = 0; j < kKeyBlock; ++j) out[j] = sum(vectors[j]);
+#endif
+}
+
 /* scores[q][key] = queries[q] . keys[key] for kQueries queries and the whole page. */
 template <int kQueries>
 inline void page_scores(const float* queries, const float* keys, int pitch, float* scores) {
@@ -28,24 +49,31 @@ inline void page_scores(const float* queries, const float* keys, int pitch, floa
     F32 sums[kQueries][kKeyBlock] = {};
     for (int i = 0; i < pitch; i += kLanes) {
       F32 k[kKeyBlock];
-      for (int j = 0; j < kKeyBlock; ++j) k[j] = load(keys + (key + j) * pitch + i);
+      for (int j = 0; j < kKeyBlock; ++j) {
+        k[j] = load(keys + (key + j) * pitch + i);
+        if (kQueries > 1) hold(k[j]);
+      }
       for (int q = 0; q < kQueries; ++q) {
         const F32 x = load(queries + q * pitch + i);
         for (int j = 0; j < kKeyBlock; ++j) sums[q][j] = multiply_add(x, k[j], sums[q][j]);
       }
     }
-    for (int q = 0; q < kQueries; ++q) {
-      for (int j = 0; j < kKeyBlock; ++j) scores[q * kPage + key + j] = sum(sums[q][j]);
-    }
+    for (int q = 0; q < kQueries; ++q) sum_four(sums[q], scores + q * kPage + key);
   }
 }
 
 /* scores become weights relative to the new maximum; the return value scales what was summed before. Keys from `count`
  * on are masked. */
 inline float page_softmax(float* scores, int count, SoftmaxState* state) {
+  if (count < kPage) std::fill(scores + count, scores + kPage, -std::numeric_limits<float>::infinity());
+  F32 best = load(scores);
+  for (int key = kLanes; key < kPage; key += kLanes) {
+    const F32 v = load(scores + key);
+    best = v > best ? v : best;
+  }
   float max = state->max;
-  for (int key = 0; key < count; ++key) max = scores[key] > max ? scores[key] : max;
-  for (int key = 0; key < kPage; ++key) scores[key] = key < count ? exp_f32(scores[key] - max) : 0.0f;
+  for (int lane = 0; lane < kLanes; ++lane) max = best[lane] > max ? best[lane] : max;
+  for (int key = 0; key < kPage; ++key) scores[key] = exp_f32(scores[key] - max);
   F32 weights = load(scores);
   for (int key = kLanes; key < kPage; key += kLanes) weights += load(scores + key);
   const float scale = exp_f32(state->max - max);
@@ -64,7 +92,10 @@ inline void value_columns(const float* weights, const float* scales, const float
   }
   for (int key = 0; key < count; ++key) {
     F32 v[kVectors];
-    for (int j = 0; j < kVectors; ++j) v[j] = load(page + key * pitch + j * kLanes);
+    for (int j = 0; j < kVectors; ++j) {
+      v[j] = load(page + key * pitch + j * kLanes);
+      if (kQueries > 1) hold(v[j]);
+    }
     for (int q = 0; q < kQueries; ++q) {
       const F32 weight = broadcast(weights[q * kPage + key]);
       for (int j = 0; j < kVectors; ++j) sums[q][j] = multiply_add(weight, v[j], sums[q][j]);

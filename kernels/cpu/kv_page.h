@@ -2,7 +2,7 @@
 #ifndef GLM_CPU_KV_PAGE_H
 #define GLM_CPU_KV_PAGE_H
 
-#include "tensor_access.h"
+#include "weight_loader.h"
 
 GLM_CPU_BEGIN
 
@@ -13,6 +13,40 @@ inline int64_t kv_page_offset(const glm_kv_layer& kv, int64_t page, int64_t kv_h
 
 inline int32_t page_of(const glm_slots& slots, int32_t slot, int32_t page_index) {
   return slots.page_table[static_cast<int64_t>(slot) * slots.max_pages + page_index];
+}
+
+#if defined(__AVX2__)
+/* kLanes FP8 codes. A code's fields lie where a float has them, 2^120 too small: the biases are 7 and 127. */
+inline F32 load_fp8(const uint8_t* p) {
+#if defined(__AVX512F__)
+  const auto codes = reinterpret_cast<I32>(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#else
+  const auto codes = reinterpret_cast<I32>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#endif
+  const I32 magnitude = codes & 0x7f;
+  const F32 value = reinterpret_cast<F32>(magnitude << 20) * broadcast(0x1p120f);
+  const I32 nan = (magnitude == 0x7f) & 0x7fc00000;
+  return reinterpret_cast<F32>(reinterpret_cast<I32>(value) | nan | (codes & 0x80) << 24);
+}
+#endif
+
+/* n values of a KV dtype. */
+inline void load_kv(const void* in, glm_dtype dtype, float* out, int n) {
+#if defined(__AVX2__)
+  if (dtype == GLM_BF16 && n % kLanes == 0) {
+    F32 v[1];
+    for (int i = 0; i < n; i += kLanes) {
+      Bf16Loader::load(static_cast<const uint16_t*>(in) + i, v);
+      store(out + i, v[0]);
+    }
+    return;
+  }
+  if (dtype == GLM_FP8_E4M3 && n % kLanes == 0) {
+    for (int i = 0; i < n; i += kLanes) store(out + i, load_fp8(static_cast<const uint8_t*>(in) + i));
+    return;
+  }
+#endif
+  load_floats(in, dtype, out, n);
 }
 
 GLM_CPU_END

@@ -97,8 +97,9 @@ class UnitRunner {
     const int32_t last_page = position(unit_.rows - 1) / GLM_PAGE_SIZE;
     const int32_t end = std::min((split + 1) * kSplitPages, last_page + 1);
     for (int32_t page = split * kSplitPages; page < end; ++page) {
-      load_page(args_.kv.k, page, blocks_.keys);
-      load_page(args_.kv.v, page, blocks_.values);
+      const int32_t next = std::min(page + 1, end - 1);
+      load_page(page_address(args_.kv.k, page), page_address(args_.kv.k, next), blocks_.keys);
+      load_page(page_address(args_.kv.v, page), page_address(args_.kv.v, next), blocks_.values);
       run_page(page, into);
     }
   }
@@ -130,17 +131,19 @@ class UnitRunner {
     return row + head * args_.kv.head_dim * static_cast<int64_t>(dtype_bytes(tensor.dtype));
   }
 
-  void load_page(const void* pages, int32_t page_index, float* to) const {
-    const glm_kv_layer& kv = args_.kv;
+  const std::byte* page_address(const void* pages, int32_t page_index) const {
     const int32_t page = page_of(*args_.slots, unit_.slot, page_index);
-    const auto* from = static_cast<const std::byte*>(pages) + kv_page_offset(kv, page, unit_.kv_head);
-    if (kv.head_dim == pitch_) {
-      load_floats(from, kv.dtype, to, GLM_PAGE_SIZE * pitch_);
-      return;
-    }
+    return static_cast<const std::byte*>(pages) + kv_page_offset(args_.kv, page, unit_.kv_head);
+  }
+
+  /* Pages are scattered, so the hardware does not foresee `next`: it is fetched while this one is converted. */
+  void load_page(const std::byte* from, const std::byte* next, float* to) const {
+    const glm_kv_layer& kv = args_.kv;
     const int64_t token_bytes = kv.head_dim * static_cast<int64_t>(dtype_bytes(kv.dtype));
     for (int token = 0; token < GLM_PAGE_SIZE; ++token) {
-      load_floats(from + token * token_bytes, kv.dtype, to + token * pitch_, kv.head_dim);
+      const int64_t offset = token * token_bytes;
+      for (int64_t line = 0; line < token_bytes; line += 64) __builtin_prefetch(next + offset + line);
+      load_kv(from + offset, kv.dtype, to + token * pitch_, kv.head_dim);
       for (int j = kv.head_dim; j < pitch_; ++j) to[token * pitch_ + j] = 0.0f;
     }
   }

@@ -41,7 +41,13 @@ inline F32 load_first(const float* p, int n) {
 }
 
 inline F32 broadcast(float x) {
-  return F32{} + x;
+#if defined(__AVX512F__)
+  return _mm512_set1_ps(x);
+#elif defined(__AVX2__)
+  return _mm256_set1_ps(x);
+#else
+  return F32{x, x, x, x};
+#endif
 }
 
 /* a * b + c: one rounding where the machine has it. */
@@ -52,6 +58,15 @@ inline F32 multiply_add(F32 a, F32 b, F32 c) {
   return _mm256_fmadd_ps(a, b, c);
 #else
   return a * b + c;
+#endif
+}
+
+/* Keeps the compiler from loading v again and again as an operand of each use. */
+inline void hold(F32& v) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(v));
+#elif defined(__x86_64__)
+  asm("" : "+x"(v));
 #endif
 }
 
@@ -72,6 +87,16 @@ inline float sum(F32 v) {
   return (v[0] + v[1]) + (v[2] + v[3]);
 }
 #endif
+
+/* out[i] = sum(v[i]), with the same tree. */
+inline void sum_four(const F32* v, float* out) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  const __m256 quads = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
+  _mm_storeu_ps(out, _mm256_castps256_ps128(quads) + _mm256_extractf128_ps(quads, 1));
+#else
+  for (int i = 0; i < 4; ++i) out[i] = sum(v[i]);
+#endif
+}
 
 GLM_CPU_END
 
