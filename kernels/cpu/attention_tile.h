@@ -24,24 +24,6 @@ struct SoftmaxState {
   float total;
 };
 
-/* out[j] = sum(vectors[j]), in the same tree. */
-inline void sum_four(const F32 (&vectors)[kKeyBlock], float* out) {
-#if defined(__AVX2__)
-  __m256 half[kKeyBlock];
-  for (int j = 0; j < kKeyBlock; ++j) {
-#if defined(__AVX512F__)
-    half[j] = _mm512_castps512_ps256(vectors[j]) + _mm512_extractf32x8_ps(vectors[j], 1);
-#else
-    half[j] = vectors[j];
-#endif
-  }
-  const __m256 quads = _mm256_hadd_ps(_mm256_hadd_ps(half[0], half[1]), _mm256_hadd_ps(half[2], half[3]));
-  _mm_storeu_ps(out, _mm256_castps256_ps128(quads) + _mm256_extractf128_ps(quads, 1));
-#else
-  for (int j = 0; j < kKeyBlock; ++j) out[j] = sum(vectors[j]);
-#endif
-}
-
 /* scores[q][key] = queries[q] . keys[key] for kQueries queries and the whole page. */
 template <int kQueries>
 inline void page_scores(const float* queries, const float* keys, int pitch, float* scores) {

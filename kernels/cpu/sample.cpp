@@ -123,9 +123,8 @@ void draw_chunk(const Request& request, const Work& work, int64_t sample, int32_
   const NoiseKey key{request.sampling.seed, static_cast<uint32_t>(request.position)};
   Choice& drawn = work.results_of(sample)[chunk].drawn;
   for_each_block(span_of(request, work, chunk), [&](const float* block, int32_t first, int32_t index) {
-    if (work.block_max_of(sample)[index] < cut.value) return;
-    const Choice choice = draw_block(block, first, key, cut);
-    if (choice.value > drawn.value) drawn = choice;
+    if (work.block_max_of(sample)[index] < cut.value) return; /* nothing kept */
+    draw_block(block, first, key, cut, &drawn);
   });
 }
 

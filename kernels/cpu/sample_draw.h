@@ -24,13 +24,12 @@ inline void noisy_scores(const float* block, int32_t first, const NoiseKey& key,
   }
 }
 
-/* Best noisy token of a block; blocks without a kept token cost nothing. */
-inline Choice draw_block(const float* block, int32_t first, const NoiseKey& key, const Cut& cut) {
+/* Replaces `drawn` by the block's best noisy token if that is better. */
+inline void draw_block(const float* block, int32_t first, const NoiseKey& key, const Cut& cut, Choice* drawn) {
   float scores[kBlock];
   noisy_scores(block, first, key, cut, scores);
   const float best = block_max(scores);
-  if (best == kNever) return {};
-  return {best, first + find_in_block(scores, best)};
+  if (best > drawn->value) *drawn = {best, first + find_in_block(scores, best)};
 }
 
 GLM_CPU_END
