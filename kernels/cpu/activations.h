@@ -2,12 +2,13 @@
 #define GLM_CPU_ACTIVATIONS_H
 
 #include "device.h"
+#include "simd.h"
 #include "tensor_access.h"
 
 GLM_CPU_BEGIN
 
 /* Every loader of weights takes at most this many columns at once; rows of x are padded to it with zeros. */
-inline constexpr int32_t kPadCols = 32;
+inline constexpr int32_t kPadCols = 4 * kLanes;
 
 inline int64_t padded(int64_t cols) {
   return (cols + kPadCols - 1) / kPadCols * kPadCols;
@@ -28,6 +29,25 @@ inline size_t activation_floats(int64_t rows, int32_t cols) {
   return static_cast<size_t>(rows * padded(cols));
 }
 
+/* One row of FP8 as Fp8Loader wants it: in each kPadCols columns, element l of vector j is column 4 * l + j; times 2^110. */
+inline void load_fp8_row(const uint8_t* codes, int32_t cols, float* out) {
+  for (int32_t k = 0; k < cols; k += kPadCols) {
+    uint8_t chunk[kPadCols] = {};
+    std::memcpy(chunk, codes + k, static_cast<size_t>(cols - k < kPadCols ? cols - k : kPadCols));
+    float values[kPadCols];
+    fp8_decode(chunk, values, kPadCols);
+    for (int j = 0; j < 4; ++j) {
+      for (int l = 0; l < kLanes; ++l) out[k + j * kLanes + l] = values[4 * l + j] * 0x1p110f;
+    }
+  }
+}
+
+inline void load_activation_row(const glm_tensor& x, int64_t t, float* out) {
+  if (x.dtype == GLM_FP8_E4M3) return load_fp8_row(static_cast<const uint8_t*>(row_of(x, t)), x.cols, out);
+  load_floats(row_of(x, t), x.dtype, out, x.cols);
+  for (int64_t k = x.cols; k < padded(x.cols); ++k) out[k] = 0.0f;
+}
+
 /* Converts rows of x into `storage` (activation_floats of x's rows): rows 0 .. count - 1 or, if `listed` is given, its
  * `count` rows; the others are not read. */
 inline Activations load_activations(ThreadPool& pool, const int32_t* listed, int64_t count, const glm_tensor& x,
@@ -37,9 +57,7 @@ inline Activations load_activations(ThreadPool& pool, const int32_t* listed, int
   parallel_for(pool, count, kElementsPerChunk / pitch + 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t t = listed == nullptr ? i : listed[i];
-      float* row = storage + t * pitch;
-      load_floats(row_of(x, t), x.dtype, row, x.cols);
-      for (int64_t k = x.cols; k < pitch; ++k) row[k] = 0.0f;
+      load_activation_row(x, t, storage + t * pitch);
     }
   });
   const bool scaled = x.dtype == GLM_FP8_E4M3;

@@ -12,7 +12,8 @@
 
 GLM_CPU_BEGIN
 
-template <typename Loader, int R, int T>
+/* Stream: the weights come from memory once, so the rows `ahead` elements further on are fetched into the second-level cache. */
+template <typename Loader, int R, int T, bool Stream>
 struct DotTile {
   using Element = typename Loader::Element;
   static constexpr int kStep = Loader::kVectors * kLanes;
@@ -21,6 +22,7 @@ struct DotTile {
   const float* x[T];        /* likewise; zeros follow the last column up to kPadCols */
   const float* w_scales[R]; /* block format: of the tile's first 128 columns and on */
   const float* x_scales[T];
+  int64_t ahead; /* with Stream */
 
   /* sums[r * T + t] += w[r] . x[t] over `cols` columns. */
   void accumulate(int32_t cols, F32* sums) const {
@@ -55,10 +57,18 @@ struct DotTile {
 
  private:
   [[gnu::always_inline]] void dot(int32_t begin, int32_t end, F32 (&part)[R][T]) const {
+    constexpr int kStepsPerLine = std::max<int>(1, 64 / (kStep * static_cast<int>(sizeof(Element))));
+    const auto load_all = [](const Element* p, F32(&v)[Loader::kVectors]) { Loader::load(p, v); };
     int32_t k = begin;
-    for (; k + kStep <= end; k += kStep) {
-      step(k, part, [](const Element* p, F32(&v)[Loader::kVectors]) { Loader::load(p, v); });
+    for (; k + kStepsPerLine * kStep <= end; k += kStepsPerLine * kStep) {
+      if constexpr (Stream) {
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) __builtin_prefetch(w[r] + ahead + k, 0, 2);
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < kStepsPerLine; ++i) step(k + i * kStep, part, load_all);
     }
+    for (; k + kStep <= end; k += kStep) step(k, part, load_all);
     if (k < end) {
       const int left = end - k;
       step(k, part, [left](const Element* p, F32(&v)[Loader::kVectors]) { load_first_elements<Loader>(p, left, v); });
@@ -68,30 +78,30 @@ struct DotTile {
   template <typename Load>
   [[gnu::always_inline]] void step(int32_t k, F32 (&part)[R][T], Load load_weights) const {
     constexpr int kVectors = Loader::kVectors;
-    if constexpr (R <= T) { /* hold the weights in registers, pass over x */
-      F32 weights[R][kVectors];
+    if constexpr (kVectors == 1 && R <= T) { /* hold the weights in registers, pass over x */
+      F32 weights[R][1];
 #pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) load_weights(w[r] + k, weights[r]);
-#pragma GCC unroll 8
-      for (int i = 0; i < kVectors * T; ++i) {
-        const int v = i / T, t = i % T;
-        const F32 column = load(x[t] + k + v * kLanes);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) part[r][t] = multiply_add(weights[r][v], column, part[r][t]);
+      for (int r = 0; r < R; ++r) {
+        load_weights(w[r] + k, weights[r]);
+        hold(weights[r][0]);
       }
-    } else { /* hold x, pass over the weights */
-      F32 columns[kVectors][T];
 #pragma GCC unroll 8
-      for (int i = 0; i < kVectors * T; ++i) columns[i / T][i % T] = load(x[i % T] + k + i / T * kLanes);
+      for (int t = 0; t < T; ++t) {
+        const F32 column = load(x[t] + k);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) part[r][t] = multiply_add(weights[r][0], column, part[r][t]);
+      }
+    } else { /* pass over the weights, x from the first-level cache */
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         F32 weights[kVectors];
         load_weights(w[r] + k, weights);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int i = 0; i < kVectors * T; ++i) {
           const int v = i / T, t = i % T;
-          part[r][t] = multiply_add(weights[v], columns[v][t], part[r][t]);
+          part[r][t] = multiply_add(weights[v], load(x[t] + k + v * kLanes), part[r][t]);
         }
+        asm("" : : : "memory"); /* holding x for the next row would spill sums */
       }
     }
   }

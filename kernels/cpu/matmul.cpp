@@ -16,6 +16,7 @@ constexpr int kTileRows = 6;
 constexpr int kTileRows = 3;
 #endif
 constexpr int kTileTokens = 4;
+static_assert(kTileTokens == 4, "sum_four");
 static_assert(kPanelRows % kTileRows == 0);
 static_assert(kPanelCols % GLM_FP8_BLOCK == 0 && kPanelCols % kPadCols == 0);
 
@@ -47,8 +48,8 @@ struct Call {
 };
 
 template <typename Loader>
-void write_result(const Call& call, int32_t r, int32_t t, F32 lanes) {
-  float value = sum(lanes) * Loader::kScale;
+void write_result(const Call& call, int32_t r, int32_t t, float sum) {
+  float value = sum * Loader::kScale;
   if (call.matrix.format == GLM_W_FP8_CHANNEL) {
     value = value * call.x_scales[t][0] * call.matrix.weight.scale[call.row_begin + r];
   }
@@ -57,7 +58,8 @@ void write_result(const Call& call, int32_t r, int32_t t, F32 lanes) {
 
 template <typename Loader, int R, int T>
 void direct_tile(const Call& call, int32_t r0) {
-  DotTile<Loader, R, T> tile;
+  DotTile<Loader, R, T, true> tile;
+  tile.ahead = R * call.matrix.weight.stride;
   for (int r = 0; r < R; ++r) {
     tile.w[r] = call.weights<typename Loader::Element>(r0 + r);
     tile.w_scales[r] = call.block_scales(r0 + r);
@@ -73,7 +75,7 @@ void direct_tile(const Call& call, int32_t r0) {
     tile.accumulate(call.matrix.cols, sums);
   }
   for (int r = 0; r < R; ++r) {
-    for (int t = 0; t < T; ++t) write_result<Loader>(call, r0 + r, t, sums[r * T + t]);
+    for (int t = 0; t < T; ++t) write_result<Loader>(call, r0 + r, t, sum(sums[r * T + t]));
   }
 }
 
@@ -98,6 +100,7 @@ void expand(const Call& call, int32_t rows, int32_t k, int32_t cols) {
     const auto* w = call.weights<typename Loader::Element>(r) + k;
     for (int32_t i = 0; i < cols; i += kStep) {
       F32 v[Loader::kVectors];
+      __builtin_prefetch(w + i + kPanelCols, 0, 2);
       if (i + kStep <= cols) {
         Loader::load(w + i, v);
       } else {
@@ -111,7 +114,7 @@ void expand(const Call& call, int32_t rows, int32_t k, int32_t cols) {
 /* T rows of x, from t0 on, against the expanded panel of columns [k, k + cols). */
 template <int T>
 void panel_tiles(const Call& call, int32_t rows, int32_t t0, int32_t k, int32_t cols) {
-  DotTile<F32Loader, kTileRows, T> tile;
+  DotTile<F32Loader, kTileRows, T, false> tile;
   for (int t = 0; t < T; ++t) {
     tile.x[t] = call.x[t0 + t] + k;
     tile.x_scales[t] = call.by_block() ? call.x_scales[t0 + t] + k / GLM_FP8_BLOCK : nullptr;
@@ -145,22 +148,35 @@ void panel_token_group(const Call& call, int32_t rows, int32_t t0, int32_t k, in
 }
 
 template <typename Loader>
+void write_panel(const Call& call, int32_t rows) {
+  const auto* sums = reinterpret_cast<const F32*>(call.scratch.sums);
+  for (int32_t t0 = 0; t0 < call.num_tokens; t0 += kTileTokens) {
+    const int32_t group = std::min(kTileTokens, call.num_tokens - t0);
+    for (int32_t r = 0; r < call.rows; ++r) {
+      const F32* lanes = sums + static_cast<int64_t>(t0) * rows + r * group;
+      float totals[kTileTokens];
+      if (group == kTileTokens) {
+        sum_four(lanes, totals);
+      } else {
+        for (int32_t t = 0; t < group; ++t) totals[t] = sum(lanes[t]);
+      }
+      for (int32_t t = 0; t < group; ++t) write_result<Loader>(call, r, t0 + t, totals[t]);
+    }
+  }
+}
+
+template <typename Loader>
 void panel(const Call& call) {
+  constexpr int32_t kStep = Loader::kVectors * kLanes;
   const int32_t rows = (call.rows + kTileRows - 1) / kTileRows * kTileRows;
   std::fill_n(call.scratch.sums, static_cast<int64_t>(rows) * call.num_tokens * kLanes, 0.0f);
   for (int32_t k = 0; k < call.matrix.cols; k += kPanelCols) {
     const int32_t cols = std::min(kPanelCols, call.matrix.cols - k);
     expand<Loader>(call, rows, k, cols);
-    const int32_t whole = (cols + kLanes - 1) / kLanes * kLanes;
+    const int32_t whole = (cols + kStep - 1) / kStep * kStep;
     for (int32_t t = 0; t < call.num_tokens; t += kTileTokens) panel_token_group(call, rows, t, k, whole);
   }
-  const auto* sums = reinterpret_cast<const F32*>(call.scratch.sums);
-  for (int32_t t0 = 0; t0 < call.num_tokens; t0 += kTileTokens) {
-    const int32_t group = std::min(kTileTokens, call.num_tokens - t0);
-    for (int32_t r = 0; r < call.rows; ++r) {
-      for (int32_t t = 0; t < group; ++t) write_result<Loader>(call, r, t0 + t, sums[t0 * rows + r * group + t]);
-    }
-  }
+  write_panel<Loader>(call, rows);
 }
 
 template <typename Loader>

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
 
 namespace glm::cpu {
 
@@ -18,6 +21,22 @@ void pause() {
   asm volatile("yield");
 #endif
 }
+
+/* Denormals count while this lives, whatever the thread had set: FP8 weights pass through them. (Libraries built with -ffast-math
+ * switch them off for the whole process.) */
+class KeepDenormals {
+#if defined(__x86_64__)
+ public:
+  KeepDenormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ & ~kFlushToZeroAndDenormalsAreZero); }
+  ~KeepDenormals() { _mm_setcsr(saved_); }
+  KeepDenormals(const KeepDenormals&) = delete;
+  KeepDenormals& operator=(const KeepDenormals&) = delete;
+
+ private:
+  static constexpr unsigned kFlushToZeroAndDenormalsAreZero = 0x8040;
+  unsigned saved_;
+#endif
+};
 
 /* Polls `ready` for kSpin; what it said last. */
 template <typename Ready>
@@ -58,6 +77,7 @@ void ThreadPool::stop() {
 
 void ThreadPool::run(int64_t n, int64_t grain, Body body, void* context) {
   if (n <= 0) return;
+  [[maybe_unused]] const KeepDenormals keep;
   const auto chunks = static_cast<uint32_t>((n + grain - 1) / grain);
   if (chunks == 1 || num_threads_ == 1) {
     body(context, 0, n, 0);
@@ -103,6 +123,7 @@ void ThreadPool::await_loop(uint32_t seen) {
 }
 
 void ThreadPool::worker(int thread) {
+  [[maybe_unused]] const KeepDenormals keep;
   uint32_t seen = 0;
   for (;;) {
     await_loop(seen);

@@ -1,4 +1,4 @@
-/* Weights as vectors of floats, in the order of their columns. */
+/* Weights as vectors of floats. */
 #ifndef GLM_CPU_WEIGHT_LOADER_H
 #define GLM_CPU_WEIGHT_LOADER_H
 
@@ -63,32 +63,24 @@ struct F16Loader {
   }
 };
 
-/* An E4M3 code moved to the sign, exponent and mantissa bits of an F16 is the same number times 2^-8, denormals
- * included: the exponent fields are 4 and 5 bits, the biases 7 and 15. The two NaN codes would read as +-480: weights
- * hold none. */
+/* A vector of codes gives four of floats; vector j holds the columns 4 * lane + j (load_activations arranges x alike). With its sign,
+ * exponent and mantissa where a float has them, a code is the same number times 2^-120, denormals included: the fields are 4 and 8
+ * bits wide, the biases 7 and 127. x carries 2^110 in return. The two NaN codes would read as +-480: weights hold none. */
 struct Fp8Loader {
   using Element = uint8_t;
-#if defined(__AVX2__)
-  static constexpr int kVectors = 2;
-  static constexpr float kScale = 256.0f;
-#else
-  static constexpr int kVectors = 1;
-  static constexpr float kScale = 1.0f;
-#endif
-  static void load(const uint8_t* p, F32 (&out)[kVectors]) {
-#if defined(__AVX512F__)
-    const __m512i wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-    const __m512i half = _mm512_and_si512(_mm512_slli_epi16(wide, 7), _mm512_set1_epi16(static_cast<int16_t>(0xbf80)));
-    out[0] = _mm512_cvtph_ps(_mm512_castsi512_si256(half));
-    out[1] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(half, 1));
-#elif defined(__AVX2__)
-    const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    const __m256i half = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
-    out[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(half));
-    out[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1));
-#else
-    out[0] = convert_lanes<static_cast<float (*)(uint8_t)>(fp8_decode)>(p);
-#endif
+  static constexpr int kVectors = 4;
+  static constexpr float kScale = 0x1p10f;
+  static void load(const uint8_t* p, F32 (&out)[4]) {
+    using I16 = int16_t __attribute__((vector_size(sizeof(F32))));
+    I16 codes;
+    std::memcpy(&codes, p, sizeof codes);
+    const I32 even = reinterpret_cast<I32>((codes << 8) >> 4);
+    const I32 odd = reinterpret_cast<I32>(codes >> 4);
+    const I32 fields = I32{} + static_cast<int32_t>(0x87f00000);
+    out[0] = reinterpret_cast<F32>((even << 16) & fields);
+    out[1] = reinterpret_cast<F32>((odd << 16) & fields);
+    out[2] = reinterpret_cast<F32>(even & fields);
+    out[3] = reinterpret_cast<F32>(odd & fields);
   }
 };
 
