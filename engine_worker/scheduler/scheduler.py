@@ -127,7 +127,6 @@ class Scheduler:
         """Take in the oldest step in flight: a token for each chunk that samples; -1: no logit was finite."""
         if plan.number != self._committed + 1:
             raise InternalError(f"step {plan.number} is collected after step {self._committed}")
-        self._committed += 1
         outputs = Outputs()
         sample = 0
         for chunk in plan.chunks:
@@ -138,6 +137,8 @@ class Scheduler:
                 if chunk.samples:
                     self._take_token(request, token_ids[sample], sample, outputs, now)
             sample += chunk.samples
+        # Only now: a victim's rows of this step may come after the end of another request.
+        self._committed += 1
         self._pass_fences()
         return outputs
 

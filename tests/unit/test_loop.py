@@ -5,11 +5,13 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
+from random import Random
 
 import pytest
 
 from engine_worker.errors import DeviceError
 from engine_worker.runtime.loop import EngineLoop, LoopOutputs
+from engine_worker.runtime.records import Sampling
 from engine_worker.runtime.step import StepPacker
 from engine_worker.scheduler.request import Finish, Reason
 from engine_worker.scheduler.scheduler import Scheduler
@@ -28,6 +30,7 @@ class Harness:
         self.tokens: dict[int, list[int]] = {}
         self.finishes: dict[int, Finish] = {}
         self.started: list[int] = []
+        self.failure: str | None = None
         packer = StepPacker(sizes.max_step_tokens, sizes.max_running, sizes.max_context // PAGE)
         self.loop = EngineLoop(self.engine, self.scheduler, packer, self.delivered.put, max_in_flight=2)
 
@@ -38,6 +41,7 @@ class Harness:
         for finish in outputs.finishes:
             assert finish.key[1] not in self.finishes
             self.finishes[finish.key[1]] = finish
+        self.failure = self.failure or outputs.failure
         self.started += [key[1] for key in outputs.started]
         return outputs
 
@@ -168,6 +172,31 @@ def test_slots_are_released_before_they_are_bound_again(harness: Harness) -> Non
             case ["release", slot]:
                 bound.remove(slot)
     assert bound <= {"0", "1", "2", "3"}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_submits_and_aborts_from_many_threads(harness: Harness, seed: int) -> None:
+    def use(thread: int) -> None:
+        random = Random(seed * 10 + thread)
+        for number in range(thread * 100, thread * 100 + 25):
+            harness.loop.submit(make_request(number, [thread] * random.randint(1, 20), random.randint(1, 20)))
+            if random.random() < 0.5:
+                harness.loop.abort((1, random.randint(thread * 100, number)))
+
+    threads = [threading.Thread(target=use, args=(thread,)) for thread in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    numbers = [thread * 100 + index for thread in range(4) for index in range(25)]
+    for number in numbers:
+        finish = harness.finish_of(number)
+        assert finish.reason in (Reason.LENGTH, Reason.ABORTED)
+        prompt = [number // 100] * finish.usage.prompt_tokens
+        tokens = harness.tokens.get(number, [])
+        assert tokens == undisturbed(prompt, Sampling(prompt_len=len(prompt)), len(tokens))
+        assert finish.usage.completion_tokens == len(tokens)
+    assert harness.failure is None
 
 
 def assert_true(value: bool) -> None:

@@ -254,6 +254,19 @@ def test_what_is_evicted_first_is_the_end_of_a_prefix() -> None:
     assert driver.tokens[3] == driver.tokens[1]
 
 
+def test_an_end_in_the_step_that_a_victim_still_waits_for() -> None:
+    """The victim's pages must outlive its rows of that step, though another request is given back meanwhile."""
+    driver = Driver(limits(num_pages=6))
+    driver.submit(make_request(1, [1] * PAGE, 5))
+    for number in (2, 3):
+        driver.submit(make_request(number, [number] * PAGE, 12))
+    driver.run()
+    assert driver.finishes[3].usage.preemptions >= 1
+    for number, max_tokens in ((1, 5), (2, 12), (3, 12)):
+        sampling = make_request(number, [number] * PAGE).sampling
+        assert driver.tokens[number] == undisturbed([number] * PAGE, sampling, max_tokens)
+
+
 def test_nobody_is_preempted_for_pages_that_are_about_to_come_back() -> None:
     driver = Driver(limits(num_pages=9, prefix_cache=False))
     for number in (1, 2, 3):
