@@ -22,11 +22,12 @@ def limits(
     max_context: int = 64,
     max_running: int = 4,
     max_step_tokens: int = 12,
+    page_size: int = PAGE,
     prefix_cache: bool = True,
 ) -> Limits:
     return Limits(
         num_pages=num_pages,
-        page_size=PAGE,
+        page_size=page_size,
         max_context=max_context,
         max_running=max_running,
         max_step_tokens=max_step_tokens,

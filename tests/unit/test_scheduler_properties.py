@@ -112,21 +112,26 @@ def test_any_trace(trace: tuple[Driver, list[Action]]) -> None:
     event(f"cached: {driver.scheduler.totals.cached_prompt_tokens > 0}")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(st.data())
 def test_memory_pressure(data: st.DataObject) -> None:
     """Long answers, a pool for about one and a half: everybody still gets exactly the own answer."""
-    num_requests = data.draw(st.integers(2, 5))
-    num_pages = data.draw(st.integers(4, 9))
+    num_requests = data.draw(st.integers(3, 6))
+    page_size = data.draw(st.sampled_from([1, 2, 4]))
+    num_pages = data.draw(st.integers(16, 28)) // page_size
     sizes = limits(
-        num_pages=num_pages, max_running=num_requests, max_step_tokens=16, prefix_cache=data.draw(st.booleans())
+        num_pages=num_pages,
+        max_running=num_requests,
+        max_step_tokens=16,
+        page_size=page_size,
+        prefix_cache=data.draw(st.booleans()),
     )
-    driver = Driver(sizes, data.draw(st.integers(1, 2)))
+    driver = Driver(sizes, data.draw(st.sampled_from([2, 2, 1])))
     requests = []
     for number in range(num_requests):
         prompt = [data.draw(st.integers(0, 1))] * data.draw(st.integers(1, 6))
         most = num_pages * sizes.page_size - len(prompt)
-        max_tokens = data.draw(st.integers(most // 2, most))
+        max_tokens = data.draw(st.integers(1, 8) | st.integers(most // 2, most))
         requests.append(make_request(number, prompt, max_tokens, presence_penalty=1.0, seed=number % 2))
     for request in requests:
         driver.submit(request)
