@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from engine_worker.scheduler.request import RequestKey
+from glmserve.service.pace import Pace
 
 _MIN_RETRY_MS = 100
 _MAX_RETRY_MS = 30_000
@@ -37,9 +38,15 @@ class Backlog:
             )
         return None
 
-    def retry_after_ms(self) -> int:
-        """About the time that requests have waited lately: by then what waits now has run."""
-        return min(_MAX_RETRY_MS, max(_MIN_RETRY_MS, int(self._wait_s * 1000)))
+    def queue_s(self, pace: Pace, free_places: int) -> float:
+        """How long a request that comes now will wait."""
+        return pace.queue_s(
+            free_places=free_places, waiting_requests=len(self._entries), waiting_prompt_tokens=self.prompt_tokens
+        )
+
+    def retry_after_ms(self, queue_s: float) -> int:
+        """By when what waits now has started: the estimate, or while there is none how long requests waited lately."""
+        return min(_MAX_RETRY_MS, max(_MIN_RETRY_MS, int((queue_s or self._wait_s) * 1000)))
 
     def add(self, key: RequestKey, prompt_tokens: int, now: float) -> None:
         self._entries[key] = _Entry(prompt_tokens, now)

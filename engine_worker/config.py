@@ -15,7 +15,7 @@ from engine_worker.plan.record import KvCache
 from engine_worker.runtime.abi import PAGE_SIZE
 from engine_worker.scheduler.limits import Limits
 from glmserve.service.logs import LogLevel
-from glmserve.service.settings import ServiceSettings
+from glmserve.service.telemetry import TelemetrySettings
 
 _DEFAULT_CONTEXT = 4096
 _KV_BYTES = {"f32": 4, "bf16": 2, "fp8": 1}
@@ -23,7 +23,7 @@ _KV_BYTES = {"f32": 4, "bf16": 2, "fp8": 1}
 _KV_SHARE = 0.25
 
 
-class WorkerConfig(ServiceSettings):
+class WorkerConfig(TelemetrySettings):
     """GLM_WORKER_* in the environment."""
 
     model_config = SettingsConfigDict(env_prefix="GLM_WORKER_")
@@ -52,6 +52,12 @@ class WorkerConfig(ServiceSettings):
     )
     max_waiting_requests: int = Field(1024, ge=1, le=1_000_000, description="Accepted and not yet started, at most.")
     max_waiting_prompt_tokens: int = Field(1_000_000, ge=1, description="Prompt tokens of those, at most.")
+    step_timeout_seconds: float = Field(
+        120.0,
+        gt=0,
+        le=86400,
+        description="A step that takes longer is stuck: the worker reports itself dead and exits.",
+    )
     drain_seconds: float = Field(30.0, ge=0, le=3600, description="For requests that run when a stop is asked for.")
 
     @model_validator(mode="after")

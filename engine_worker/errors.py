@@ -8,6 +8,7 @@
     ├── OutOfMemoryError       an allocation failed; the message says how many bytes and for what
     └── EngineFailedError      the engine cannot go on and has to be made anew
         ├── DeviceError        a device or communicator call failed
+        ├── EngineStuckError   a step does not end; the engine cannot even be closed
         └── InternalError      the engine contradicted itself
 
 Every message is one line that names the offending thing and what was expected.
@@ -44,6 +45,10 @@ class EngineFailedError(WorkerError):
 
 class DeviceError(EngineFailedError):
     """A device or communicator call failed."""
+
+
+class EngineStuckError(EngineFailedError):
+    """A step does not end; the engine cannot even be closed."""
 
 
 class InternalError(EngineFailedError):

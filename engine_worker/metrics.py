@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from glmserve.engine.v1 import engine_pb2
+from glmserve.service.pace import Pace
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +21,11 @@ class LoadSnapshot:
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
     preemptions: int = 0
+    pace: Pace = Pace()
 
 
 def load_message(
-    engine: LoadSnapshot, *, open_requests: int, waiting_prompt_tokens: int, draining: bool
+    engine: LoadSnapshot, *, open_requests: int, waiting_prompt_tokens: int, draining: bool, step_age_s: float
 ) -> engine_pb2.Load:
     """`open_requests`: accepted and not finished; what does not run of them waits."""
     return engine_pb2.Load(
@@ -39,4 +41,8 @@ def load_message(
         cached_prompt_tokens=engine.cached_prompt_tokens,
         preemptions=engine.preemptions,
         draining=draining,
+        prefill_tokens_per_s=engine.pace.prefill_tokens_per_s,
+        decode_tokens_per_s=engine.pace.decode_tokens_per_s,
+        tokens_per_request=engine.pace.tokens_per_request,
+        step_age_ms=min(int(step_age_s * 1000), 2**32 - 1),
     )

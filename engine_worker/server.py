@@ -1,12 +1,13 @@
 """The worker process: load, warm up, serve, drain.
 
-Exit codes: 0 after a stop was asked for, 1 if the engine failed, 2 if the worker cannot be set up as configured.
+Exit codes: 0 after a stop was asked for, 1 if the engine failed or is stuck, 2 if the worker cannot be set up as configured.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 from importlib.metadata import version
@@ -25,11 +26,14 @@ from engine_worker.runtime.records import EngineInfo, EngineOptions
 from engine_worker.runtime.step import StepPacker
 from engine_worker.scheduler.scheduler import Scheduler
 from engine_worker.service import SERVICE_NAME, Admission, EngineService
+from engine_worker.telemetry import WorkerTelemetry
 from engine_worker.validation import Validator
+from engine_worker.watchdog import wait_until_stuck
 from glmserve.engine.v1 import engine_pb2, engine_pb2_grpc
 from glmserve.service import logs
 from glmserve.service.grpc_server import GrpcServer, start_server, wait_for_stop, write_ready_file
 from glmserve.service.settings import SettingsError
+from glmserve.service.telemetry import Telemetry, running_telemetry
 
 log = structlog.get_logger()
 
@@ -37,6 +41,8 @@ log = structlog.get_logger()
 _MAX_MESSAGE_BYTES = 64 * 2**20
 # For the last responses of a stream to reach its router.
 _FLUSH_SECONDS = 2.0
+# For those who watch our health to hear that the engine is stuck.
+_STUCK_FLUSH_SECONDS = 0.5
 # How long the interpreter lets one thread run while another waits. At the default, 5 ms, the engine's thread could lose
 # several steps' time to a busy server thread.
 _SWITCH_INTERVAL_S = 0.0005
@@ -72,19 +78,26 @@ async def _run(config: WorkerConfig) -> None:
         max_context=sizes.max_context,
         kv_pages=sizes.num_pages,
     )
-    with Engine.create(engine_options(config, model, sizes)) as engine:
+    with (
+        running_telemetry("worker", config) as telemetry,
+        Engine.create(engine_options(config, model, sizes)) as engine,
+    ):
         info = engine.info()
         log.info(
             "loaded", kernels=info.kernels, device=info.device, kv_bytes=info.kv_bytes, scratch_bytes=info.scratch_bytes
         )
-        service = _make_service(config, model, sizes, info)
+        service = _make_service(config, model, sizes, info, telemetry)
         loop = _make_loop(config, sizes, engine, service)
-        async with _grpc_server(config, service) as server, _running(loop):
+        async with (
+            _grpc_server(config, service) as server,
+            _watched(server, loop, config.step_timeout_seconds),
+            _running(loop),
+        ):
             await _warm_up(service)
             await server.set_serving(True)
             if config.ready_file:
                 write_ready_file(config.ready_file, server.address)
-            log.info("serving", address=server.address)
+            log.info("serving", address=server.address, metrics=telemetry.metrics_address)
             await wait_for_stop(service.wait_for_failure())
             log.info("draining", limit_s=config.drain_seconds)
             await server.set_serving(False)
@@ -105,6 +118,26 @@ async def _grpc_server(config: WorkerConfig, service: EngineService) -> AsyncIte
         await server.set_serving(False)
         service.finish_streams()
         await server.server.stop(_FLUSH_SECONDS)
+
+
+@contextlib.asynccontextmanager
+async def _watched(server: GrpcServer, loop: EngineLoop, limit_s: float) -> AsyncIterator[None]:
+    """End the process if the engine gets stuck during the block, the loop's stop included."""
+    watch = asyncio.create_task(_exit_when_stuck(server, loop, limit_s))
+    try:
+        yield
+    finally:
+        watch.cancel()
+
+
+async def _exit_when_stuck(server: GrpcServer, loop: EngineLoop, limit_s: float) -> None:
+    error = await wait_until_stuck(lambda: loop.step_age_s, limit_s)
+    log.error("engine_stuck", error=str(error))
+    await server.set_alive(False)
+    await server.set_serving(False)
+    await server.server.stop(_STUCK_FLUSH_SECONDS)
+    # The engine's thread does not come back, so that nothing can be closed: not in order, only at once.
+    os._exit(_report(error, 1))
 
 
 @contextlib.asynccontextmanager
@@ -150,7 +183,9 @@ def _make_loop(config: WorkerConfig, sizes: Sizes, engine: Engine, service: Engi
     return loop
 
 
-def _make_service(config: WorkerConfig, model: Model, sizes: Sizes, info: EngineInfo) -> EngineService:
+def _make_service(
+    config: WorkerConfig, model: Model, sizes: Sizes, info: EngineInfo, telemetry: Telemetry
+) -> EngineService:
     message = engine_pb2.GetInfoResponse(
         model_name=config.model.name,
         model_revision=model.revision,
@@ -172,4 +207,4 @@ def _make_service(config: WorkerConfig, model: Model, sizes: Sizes, info: Engine
         max_waiting_prompt_tokens=config.max_waiting_prompt_tokens,
         max_requests_per_stream=config.max_waiting_requests + config.max_running,
     )
-    return EngineService(message, validator, admission)
+    return EngineService(message, validator, admission, WorkerTelemetry(telemetry))

@@ -19,8 +19,10 @@ from engine_worker.metrics import LoadSnapshot, load_message
 from engine_worker.runtime.loop import LoopOutputs
 from engine_worker.scheduler.request import Finish, Request, RequestKey
 from engine_worker.session import SubscriberSession
+from engine_worker.telemetry import WorkerTelemetry
 from engine_worker.validation import InvalidFieldError, Validator
 from glmserve.engine.v1 import engine_pb2, engine_pb2_grpc
+from glmserve.service.pace import Pace
 
 log = structlog.get_logger()
 
@@ -37,6 +39,9 @@ class Loop(Protocol):
     def submit(self, request: Request) -> None: ...
 
     def abort(self, key: RequestKey) -> None: ...
+
+    @property
+    def step_age_s(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +61,13 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         info: engine_pb2.GetInfoResponse,
         validator: Validator,
         admission: Admission,
+        telemetry: WorkerTelemetry,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._info = info
         self._validator = validator
         self._admission = admission
+        self._telemetry = telemetry
         self._clock = clock
         self._event_loop = asyncio.get_running_loop()
         self._failure: asyncio.Future[str] = self._event_loop.create_future()
@@ -77,6 +84,7 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
     def attach(self, loop: Loop) -> None:
         """The loop that runs what is accepted: once, before the first call."""
         self._loop = loop
+        self._telemetry.observe(self._load)
 
     # ---- RPCs ----
 
@@ -91,7 +99,9 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
             load_sent = self._clock()
             yield engine_pb2.ServeResponse(load=self._load())
             while (response := await session.next_response()) is not None:
-                if self._draining or self._clock() - load_sent >= _LOAD_INTERVAL_S:
+                # An end changes the load and may be the last thing said for long.
+                ended = response.finishes or response.rejections
+                if ended or self._draining or self._clock() - load_sent >= _LOAD_INTERVAL_S:
                     load_sent = self._clock()
                     response.load.CopyFrom(self._load())
                 yield response
@@ -148,6 +158,7 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
     def _on_outputs(self, outputs: LoopOutputs) -> None:
         now = self._clock()
         self._engine_load = outputs.load
+        self._telemetry.stepped(outputs.steps)
         for key in outputs.started:
             self._backlog.started(key, now)
         for key, token_id, logprobs in outputs.tokens:
@@ -160,6 +171,7 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
             self._failure.set_result(outputs.failure)
 
     def _on_finish(self, finish: Finish) -> None:
+        self._telemetry.finished(finish)
         self._backlog.discard(finish.key)
         self._open_requests.discard(finish.key)
         if not self._open_requests:
@@ -222,8 +234,10 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
             except InvalidFieldError as error:
                 rejection = _rejection(submit, "INVALID", str(error), field=error.field)
         if rejection is not None:
+            self._telemetry.rejected(rejection)
             session.add_rejection(rejection)
             return
+        self._telemetry.accepted(request.key, submit)
         session.open(submit.request_id, submit.trace_id)
         self._backlog.add(request.key, request.prompt_len, request.arrival)
         self._open_requests.add(request.key)
@@ -239,12 +253,17 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         if session.is_known(submit.request_id):
             message = f"is {submit.request_id}, allowed: an id that is not in use on this stream"
             return _rejection(submit, "INVALID", message, field="request_id")
-        reason = self._backlog.refusal(len(submit.prompt_token_ids))
+        load = self._engine_load
+        queue_s = self._backlog.queue_s(load.pace, self._info.max_running_requests - load.running_requests)
+        reason = None
+        # What another worker had begun was admitted there: only the bound of the stream holds for it.
+        if not submit.generated_token_ids:
+            reason = self._backlog.refusal(len(submit.prompt_token_ids)) or _too_late(submit, load.pace, queue_s)
         if session.is_full:
             reason = f"the stream has {self._admission.max_requests_per_stream} requests open or unread, its maximum"
         if reason is None:
             return None
-        return _rejection(submit, "OVERLOADED", reason, retry_after_ms=self._backlog.retry_after_ms())
+        return _rejection(submit, "OVERLOADED", reason, retry_after_ms=self._backlog.retry_after_ms(queue_s))
 
     def _load(self) -> engine_pb2.Load:
         return load_message(
@@ -252,7 +271,16 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
             open_requests=len(self._open_requests),
             waiting_prompt_tokens=self._backlog.prompt_tokens,
             draining=self._draining,
+            step_age_s=self._loop.step_age_s,
         )
+
+
+def _too_late(submit: engine_pb2.Submit, pace: Pace, queue_s: float) -> str | None:
+    """Why the request cannot meet its deadline, or None."""
+    first_token_ms = int((queue_s + pace.prefill_s(len(submit.prompt_token_ids))) * 1000)
+    if not submit.HasField("timeout_ms") or first_token_ms <= submit.timeout_ms:
+        return None
+    return f"the deadline is in {submit.timeout_ms} ms, the first token is expected in {first_token_ms} ms"
 
 
 def _rejection(

@@ -15,6 +15,7 @@ import structlog
 
 from engine_worker.errors import WorkerError
 from engine_worker.metrics import LoadSnapshot
+from engine_worker.rates import StepRates
 from engine_worker.runtime.records import StepResult
 from engine_worker.runtime.step import StepEngine, StepPacker, submit_step
 from engine_worker.scheduler.request import Finish, Outputs, Reason, Request, RequestKey, StepPlan
@@ -41,11 +42,21 @@ class NewToken(NamedTuple):
     logprobs: TokenLogprobs | None
 
 
+class StepStats(NamedTuple):
+    """One collected step. `gap_s`: since the step before was collected, which is what its decoding requests waited."""
+
+    sequences: int
+    decodes: int
+    device_s: float
+    gap_s: float
+
+
 @dataclass(slots=True)
 class LoopOutputs:
     """What happened since the last ones: at most one a step."""
 
     load: LoadSnapshot
+    steps: list[StepStats] = field(default_factory=list)
     tokens: list[NewToken] = field(default_factory=list)
     finishes: list[Finish] = field(default_factory=list)
     started: list[RequestKey] = field(default_factory=list)
@@ -93,6 +104,9 @@ class EngineLoop:
         self._commands: queue.SimpleQueue[_Submit | _Abort | _Stop] = queue.SimpleQueue()
         self._in_flight: deque[StepPlan] = deque()
         self._steps = 0
+        self._rates = StepRates(scheduler.limits.max_step_tokens, scheduler.limits.max_running)
+        self._busy_since: float | None = None
+        self._collected_at = 0.0
         self._stopping = False
         self._outputs = LoopOutputs(self._load())
         # In the maker's context: what it bound to the log is in the thread's lines too.
@@ -113,6 +127,12 @@ class EngineLoop:
         """End every request UNAVAILABLE and the thread after the steps in flight. Blocks until it has ended."""
         self._commands.put(_Stop())
         self._thread.join()
+
+    @property
+    def step_age_s(self) -> float:
+        """Seconds since the last sign of progress; 0 while there is nothing to do. May be read from any thread."""
+        since = self._busy_since
+        return 0.0 if since is None else max(0.0, self._clock() - since)
 
     # ---- the engine thread ----
 
@@ -146,7 +166,10 @@ class EngineLoop:
 
     def _take_commands(self) -> None:
         if self._idle:
-            self._execute(self._next_when_idle())
+            self._busy_since = None
+            command = self._next_when_idle()
+            self._busy_since = self._clock()
+            self._execute(command)
         while True:
             try:
                 self._execute(self._commands.get_nowait())
@@ -174,10 +197,21 @@ class EngineLoop:
     def _collect(self) -> None:
         result = self._engine.collect()
         plan = self._in_flight.popleft()
-        outputs = self._scheduler.commit(plan, result.token_ids.tolist(), self._clock())
+        now = self._clock()
+        outputs = self._scheduler.commit(plan, result.token_ids.tolist(), now)
         self._steps += 1
+        self._measure(plan, outputs, now)
+        self._outputs.steps.append(_step_stats(plan, result.device_ns / 1e9, now - self._collected_at))
+        self._collected_at = now
         self._outputs.tokens += _new_tokens(outputs, result)
         self._outputs.finishes += outputs.finishes
+
+    def _measure(self, plan: StepPlan, outputs: Outputs, now: float) -> None:
+        if self._busy_since is not None:
+            self._rates.step(plan, now - self._busy_since)
+        self._busy_since = now
+        for finish in outputs.finishes:
+            self._rates.request(finish.usage.completion_tokens)
 
     @property
     def _idle(self) -> bool:
@@ -192,6 +226,7 @@ class EngineLoop:
 
     def _fail(self, error: Exception) -> None:
         text = str(error) if isinstance(error, WorkerError) else f"{type(error).__name__}: {error}"
+        self._busy_since = None
         log.error("engine_failed", error=text, exc_info=None if isinstance(error, WorkerError) else error)
         self._outputs.finishes += self._scheduler.abort_all(Reason.UNAVAILABLE, self._clock())
         self._outputs.failure = text
@@ -216,7 +251,13 @@ class EngineLoop:
             prompt_tokens=totals.prompt_tokens,
             cached_prompt_tokens=totals.cached_prompt_tokens,
             preemptions=totals.preemptions,
+            pace=self._rates.pace,
         )
+
+
+def _step_stats(plan: StepPlan, device_s: float, gap_s: float) -> StepStats:
+    decodes = sum(1 for chunk in plan.chunks if chunk.rows == 1 and chunk.start >= chunk.request.prompt_len)
+    return StepStats(len(plan.chunks), decodes, device_s, gap_s)
 
 
 def _new_tokens(outputs: Outputs, result: StepResult) -> list[NewToken]:

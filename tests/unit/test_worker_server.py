@@ -254,3 +254,22 @@ def test_what_only_the_model_or_the_machine_can_tell(
         assert server.main(["--model", "x", "--kv-memory-mb", "1", *given]) == 2
     assert text in capfd.readouterr().err.splitlines()[-1]
     assert all(engine.closed for engine in engines)
+
+
+async def test_a_stuck_engine_is_reported_dead_and_ends_the_process(
+    engines: list[NativeLikeEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    left: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    monkeypatch.setattr(server.os, "_exit", left.set_result)
+    async with serving(worker_config(tmp_path, step_timeout_seconds=0.2)) as (_, channel):
+        watching: Any = health_pb2_grpc.HealthStub(channel)
+        watch = watching.Watch(health_pb2.HealthCheckRequest(service="liveness"))
+        assert (await watch.read()).status == SERVING
+        engines[0].gate.clear()
+        stream = await open_stream(channel)
+        await stream.send(submit(1, [1, 2], 5))
+        assert (await watch.read()).status == NOT_SERVING
+        assert await left == 1
+        engines[0].gate.set()
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last.startswith("glm worker: error: the engine is stuck: a step has not ended for 0.2")

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -17,16 +18,37 @@ from grpc_reflection.v1alpha import reflection
 
 from glmserve.service.status import ErrorInterceptor
 
-# A client may ping every 10 s, with or without calls: less would answer the keepalive of well-behaved clients
-# (30 s here) with GOAWAY too_many_pings.
+# Beyond these a connection, a stream or a ping is refused, so that no peer can make the process grow without bound.
+_MAX_RPCS = 16_384
 _OPTIONS = (
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # Clients may ping twice a second, with or without calls; who does so more often gets GOAWAY too_many_pings.
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
+    ("grpc.http2.max_ping_strikes", 2),
+    ("grpc.max_concurrent_streams", 4096),
+    # A client that says nothing loses its connection: before the handshake is done, or when it has had no call.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 600_000),
     ("grpc.so_reuseport", 0),
 )
+# Files and sockets of our own: the checkpoint's shards, worker links, logs.
+_RESERVED_FILES = 512
+_MANY_FILES = 1 << 20
+
+
+@dataclass(frozen=True)
+class ServerSecurity:
+    """How a server meets strangers. `credentials` None: plain text. `interceptors` run before any handler."""
+
+    credentials: grpc.ServerCredentials | None = None
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
+    reflection: bool = False
+
+
+# The health service's name for "alive", beside the names of services, which stand for "ready".
+LIVENESS = "liveness"
 
 
 @dataclass(frozen=True)
@@ -44,33 +66,65 @@ class GrpcServer:
         for name in ("", *self.services):
             await self.health.set(name, status)
 
+    async def set_alive(self, alive: bool) -> None:
+        """Set the health of LIVENESS: whether the process is worth keeping, be it ready or not."""
+        status = health_pb2.HealthCheckResponse.SERVING if alive else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self.health.set(LIVENESS, status)
+
 
 async def start_server(
-    register: Callable[[grpc.aio.Server], None], services: Sequence[str], listen: str, max_message_bytes: int
+    register: Callable[[grpc.aio.Server], None],
+    services: Sequence[str],
+    listen: str,
+    max_message_bytes: int,
+    security: ServerSecurity = ServerSecurity(),
 ) -> GrpcServer:
-    """Bind `listen` ("host:port", port 0: any free one) and start, with every service NOT_SERVING.
+    """Bind `listen` ("host:port", port 0: any free one) and start, with every service NOT_SERVING and LIVENESS SERVING.
 
     `services`: full names of what `register` adds. Raises OSError: the address cannot be bound.
     """
     options = [
         *_OPTIONS,
+        ("grpc.max_allowed_incoming_connections", max(raise_file_limit() - _RESERVED_FILES, 1)),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
     ]
-    server = grpc.aio.server(options=options, interceptors=[ErrorInterceptor()])
+    server = grpc.aio.server(
+        options=options,
+        interceptors=[ErrorInterceptor(), *security.interceptors],
+        maximum_concurrent_rpcs=_MAX_RPCS,
+    )
     register(server)
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    host = listen.rpartition(":")[0]
-    try:
-        port = server.add_insecure_port(listen)
-    except RuntimeError as error:
-        raise OSError(f"cannot listen on {listen}: {error}") from None
-    started = GrpcServer(server, servicer, tuple(services), f"{host}:{port}")
+    if security.reflection:
+        reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    started = GrpcServer(server, servicer, tuple(services), _bind(server, listen, security.credentials))
     await started.set_serving(False)
+    await started.set_alive(True)
     await server.start()
     return started
+
+
+def _bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> str:
+    """The address with the port that was really bound."""
+    try:
+        if credentials is None:
+            port = server.add_insecure_port(listen)
+        else:
+            port = server.add_secure_port(listen, credentials)
+    except RuntimeError as error:
+        raise OSError(f"cannot listen on {listen}: {error}") from None
+    return f"{listen.rpartition(':')[0]}:{port}"
+
+
+def raise_file_limit() -> int:
+    """Let this process open as many files, and so connections, as it may without privilege. Returns how many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:
+        return _MANY_FILES if soft == resource.RLIM_INFINITY else soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
 
 
 def write_ready_file(path: Path, address: str) -> None:

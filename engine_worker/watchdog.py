@@ -1,0 +1,22 @@
+"""Liveness is a step heartbeat: a port that answers proves nothing while a step does not end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from engine_worker.errors import EngineStuckError
+
+_MIN_SLEEP_S = 0.01
+
+
+async def wait_until_stuck(step_age_s: Callable[[], float], limit_s: float) -> EngineStuckError:
+    """Returns once no step has ended for `limit_s` while there was something to do.
+
+    An age grows no faster than time, so that sleeping for what is left of the limit misses nothing.
+    """
+    while (age_s := step_age_s()) <= limit_s:
+        await asyncio.sleep(max(limit_s - age_s, _MIN_SLEEP_S))
+    return EngineStuckError(
+        f"the engine is stuck: a step has not ended for {age_s:.1f} s, step_timeout_seconds is {limit_s:g}"
+    )
