@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from glmserve.engine.v1 import engine_pb2
-from glmserve.service.pace import Pace
+from glmserve.service.pace import UNKNOWN, Pace
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class LoadSnapshot:
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
     preemptions: int = 0
-    pace: Pace = Pace()
+    pace: Pace = UNKNOWN
 
 
 def load_message(

@@ -1,6 +1,7 @@
 """The worker process: load, warm up, serve, drain.
 
-Exit codes: 0 after a stop was asked for, 1 if the engine failed or is stuck, 2 if the worker cannot be set up as configured.
+Exit codes: 0 after a stop was asked for, 1 if the engine failed or is stuck, 2 if the worker cannot be set up as
+configured.
 """
 
 from __future__ import annotations

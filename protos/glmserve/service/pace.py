@@ -31,3 +31,6 @@ class Pace:
         The longer of the two, because the decoding rate is measured with the prompts that are computed meanwhile.
         """
         return max(self.prefill_s(waiting_prompt_tokens), self.places_s(waiting_requests + 1 - free_places))
+
+
+UNKNOWN = Pace()
