@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from glmserve.service.listen_settings import ListenSettings, is_loopback
 from glmserve.service.logs import LogLevel
-from glmserve.service.settings import ServiceSettings
+from glmserve.service.telemetry import TelemetrySettings
+from glmserve.service.tls import Channels, TlsFiles
 
 
-class RouterConfig(ServiceSettings):
+class RouterConfig(ListenSettings, TelemetrySettings):
     """Flags, GLM_ROUTER_* environment variables, or keys of the TOML file."""
 
     model_config = SettingsConfigDict(env_prefix="GLM_ROUTER_")
@@ -35,3 +38,44 @@ class RouterConfig(ServiceSettings):
     max_message_bytes: int = Field(
         4 << 20, ge=1 << 16, description="Largest request or response of the public API, bytes."
     )
+    keys_file: Path | None = Field(
+        None, description="TOML file of the API keys that callers must have (`glm key create`). Read when it changes."
+    )
+    worker_tls_ca: Path | None = Field(
+        None, description="CA certificates, PEM, that sign for the worker; unset: plain text. Read when it changes."
+    )
+    worker_tls_cert: Path | None = Field(
+        None, description="Certificate to show to the worker, PEM; with worker_tls_key. Read when it changes."
+    )
+    worker_tls_key: Path | None = Field(None, description="Key of worker_tls_cert, PEM, without a password.")
+    worker_tls_name: str | None = Field(
+        None, description="Name that the worker's certificate is for; unset: the host of its address."
+    )
+
+    @property
+    def knows_callers(self) -> bool:
+        """Whether a stranger is turned away."""
+        return self.keys_file is not None or super().knows_callers
+
+    def worker_channels(self) -> Channels:
+        """How to reach the worker. Raises SettingsError: a file cannot be used."""
+        if self.worker_tls_ca is None:
+            return Channels(None)
+        files = TlsFiles(self.worker_tls_cert, self.worker_tls_key, self.worker_tls_ca)
+        return Channels(files, self.worker_tls_name)
+
+    @property
+    def _callers_setting(self) -> str:
+        return "keys_file or tls_client_ca"
+
+    @model_validator(mode="after")
+    def _check_worker_tls(self) -> Self:
+        if (self.worker_tls_cert is None) != (self.worker_tls_key is None):
+            raise ValueError("worker_tls_cert and worker_tls_key: give both or neither")
+        if self.worker_tls_ca is None and (self.worker_tls_cert or self.worker_tls_name):
+            raise ValueError("worker_tls_cert, worker_tls_key and worker_tls_name: need worker_tls_ca")
+        if self.worker_tls_ca is None and not self.insecure and not is_loopback(self.worker):
+            raise ValueError(
+                f"worker: {self.worker} is not loopback, where plain text is allowed; set worker_tls_ca, or insecure"
+            )
+        return self

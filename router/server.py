@@ -11,15 +11,20 @@ import structlog
 import uvloop
 
 from glmserve.service import logs
-from glmserve.service.grpc_server import GrpcServer, start_server, wait_for_stop, write_ready_file
+from glmserve.service.grpc_server import GrpcServer, ServerSecurity, start_server, wait_for_stop, write_ready_file
+from glmserve.service.reload import Reloaded
 from glmserve.service.settings import SettingsError
+from glmserve.service.telemetry import Telemetry, running_telemetry
 from router import wire
+from router.access.interceptor import ApiKeyInterceptor
+from router.access.keys import read_keys
 from router.config import RouterConfig
 from router.dispatch.admission import Admission
 from router.dispatch.worker_link import WorkerLink
 from router.errors import CheckpointError
 from router.model import TextModel
 from router.service import SERVICE, InferenceService
+from router.telemetry import RouterTelemetry
 
 log = structlog.get_logger()
 
@@ -42,16 +47,17 @@ def main(argv: Sequence[str]) -> int:
 
 async def serve(config: RouterConfig, model: TextModel) -> None:
     """Serve until a signal, then drain. Raises OSError: the address cannot be bound or the ready file not written."""
-    router = await Router.start(config, model)
-    log.info("listening", address=router.address, worker=config.worker)
-    try:
-        if config.ready_file is not None:
-            write_ready_file(config.ready_file, router.address)
-        await wait_for_stop(asyncio.shield(router.background))
-        log.info("draining", limit_s=config.drain_s)
-        await router.drain(config.drain_s)
-    finally:
-        await router.stop()
+    with running_telemetry("router", config) as telemetry:
+        router = await Router.start(config, model, telemetry)
+        log.info("listening", address=router.address, worker=config.worker, metrics=telemetry.metrics_address)
+        try:
+            if config.ready_file is not None:
+                write_ready_file(config.ready_file, router.address)
+            await wait_for_stop(asyncio.shield(router.background))
+            log.info("draining", limit_s=config.drain_s)
+            await router.drain(config.drain_s)
+        finally:
+            await router.stop()
     log.info("stopped")
 
 
@@ -65,16 +71,23 @@ class Router:
         self.background = asyncio.create_task(self._run())
 
     @classmethod
-    async def start(cls, config: RouterConfig, model: TextModel) -> Router:
-        """Listen, and begin to connect to the worker. Raises OSError: the address cannot be bound."""
+    async def start(cls, config: RouterConfig, model: TextModel, telemetry: Telemetry) -> Router:
+        """Listen, and begin to connect to the worker.
+
+        Raises OSError: the address cannot be bound. Raises SettingsError: a file of certificates or keys is wrong.
+        """
+        security = _security(config)
         admission = Admission(config.max_requests, config.max_prompt_tokens, config.retry_after_ms)
-        link = WorkerLink(config.worker, model.vocab_size, config.heartbeat_s)
-        service = InferenceService(model, link, admission)
+        link = WorkerLink(config.worker, config.worker_channels(), model.vocab_size, config.heartbeat_s)
+        router_telemetry = RouterTelemetry(telemetry)
+        router_telemetry.observe(lambda: int(link.serving))
+        service = InferenceService(model, link, admission, router_telemetry)
         started = await start_server(
             lambda server: wire.register(SERVICE, service, server),
             (SERVICE.full_name,),
             config.listen,
             config.max_message_bytes,
+            security,
         )
         return cls(started, link, admission)
 
@@ -108,3 +121,11 @@ class Router:
             self._link.changed.clear()
             await self._started.set_serving(self._link.serving and not self._admission.closed)
             await self._link.changed.wait()
+
+
+def _security(config: RouterConfig) -> ServerSecurity:
+    interceptors = []
+    if config.keys_file is not None:
+        path = config.keys_file
+        interceptors.append(ApiKeyInterceptor(Reloaded((path,), lambda: read_keys(path))))
+    return ServerSecurity(config.credentials(), interceptors, config.reflects)

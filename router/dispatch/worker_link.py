@@ -10,6 +10,7 @@ import structlog
 
 from glmserve.engine.v1 import engine_pb2, engine_pb2_grpc
 from glmserve.service.status import UnavailableError
+from glmserve.service.tls import Channels
 from router.dispatch.serve_session import LinkLostError, ServeSession
 from router.dispatch.token_stream import TokenStream
 
@@ -39,9 +40,10 @@ class WorkerLink:
     `info`: what the worker says of itself. `changed` is set whenever `serving` may have changed.
     """
 
-    def __init__(self, address: str, vocab_size: int, heartbeat_s: float) -> None:
+    def __init__(self, address: str, channels: Channels, vocab_size: int, heartbeat_s: float) -> None:
         """`vocab_size`: of the model directory; a worker with another one serves another model and is not used."""
         self._address = address
+        self._channels = channels
         self._vocab_size = vocab_size
         self._heartbeat_s = heartbeat_s
         self._session: ServeSession | None = None
@@ -63,14 +65,15 @@ class WorkerLink:
 
     async def run(self) -> None:
         """Connect, serve, reconnect with backoff, until cancelled."""
-        async with grpc.aio.insecure_channel(self._address, options=_CHANNEL_OPTIONS) as channel:
-            backoff_s = _MIN_BACKOFF_S
-            while True:
+        backoff_s = _MIN_BACKOFF_S
+        while True:
+            # A channel for each attempt, so that each has the certificates of its time.
+            async with self._channels.open(self._address, _CHANNEL_OPTIONS) as channel:
                 if await self._connect_and_serve(channel):
                     backoff_s = _MIN_BACKOFF_S
-                # Jitter keeps the routers of a restarted worker from arriving together.
-                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
-                backoff_s = min(backoff_s * 1.6, _MAX_BACKOFF_S)
+            # Jitter keeps the routers of a restarted worker from arriving together.
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+            backoff_s = min(backoff_s * 1.6, _MAX_BACKOFF_S)
 
     def submit(self, submit: engine_pb2.Submit) -> tuple[ServeSession, TokenStream]:
         """Send a request; its request_id is set here. The session is the one to abort and release it on.

@@ -70,14 +70,14 @@ async def failed_start(*args: object, **environment: str) -> str:
 async def test_a_bad_setting_ends_the_start_with_one_line_and_code_2(tmp_path: Path) -> None:
     model = write_model(tmp_path)
     assert "worker: Field required" in await failed_start("--model", model)
-    assert "GLM_ROUTER_BOGUS" in await failed_start("--model", model, "--worker", "h:1", GLM_ROUTER_BOGUS="1")
+    assert "GLM_ROUTER_BOGUS" in await failed_start("--model", model, "--worker", "127.0.0.1:1", GLM_ROUTER_BOGUS="1")
 
 
 async def test_a_bad_model_or_a_taken_port_ends_the_start_with_one_line_and_code_2(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
-    assert str(nowhere / "config.json") in await failed_start("--model", nowhere, "--worker", "h:1")
+    assert str(nowhere / "config.json") in await failed_start("--model", nowhere, "--worker", "127.0.0.1:1")
     async with running_worker(ScriptedWorker()) as taken:
-        line = await failed_start("--model", write_model(tmp_path), "--worker", "h:1", "--listen", taken)
+        line = await failed_start("--model", write_model(tmp_path), "--worker", "127.0.0.1:1", "--listen", taken)
         assert taken in line
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from glmserve.engine.v1 import engine_pb2
 from glmserve.service.status import DeadlineError, OverloadedError, UnavailableError
+from glmserve.service.tls import Channels
 from router.dispatch.admission import Admission
 from router.dispatch.serve_session import CREDIT_WINDOW, ServeSession
 from router.dispatch.token_stream import TokenStream
@@ -134,7 +135,7 @@ class TestServeSession:
 
 class TestWorkerLink:
     async def test_refuses_at_once_while_no_worker_is_there(self) -> None:
-        link = WorkerLink("127.0.0.1:1", vocab_size=10, heartbeat_s=1.0)
+        link = WorkerLink("127.0.0.1:1", Channels(None), vocab_size=10, heartbeat_s=1.0)
         assert not link.serving
         with pytest.raises(UnavailableError, match="no engine worker at 127.0.0.1:1: not connected yet"):
             link.submit(submit())
@@ -142,7 +143,7 @@ class TestWorkerLink:
             _ = link.info
 
     async def test_says_why_the_worker_cannot_be_reached(self) -> None:
-        link = WorkerLink("127.0.0.1:1", vocab_size=10, heartbeat_s=1.0)
+        link = WorkerLink("127.0.0.1:1", Channels(None), vocab_size=10, heartbeat_s=1.0)
         async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
             assert not await link._connect_and_serve(channel)
         with pytest.raises(UnavailableError, match="UNAVAILABLE: .*refused"):

@@ -109,10 +109,7 @@ async def start_server(
 def _bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> str:
     """The address with the port that was really bound."""
     try:
-        if credentials is None:
-            port = server.add_insecure_port(listen)
-        else:
-            port = server.add_secure_port(listen, credentials)
+        port = server.add_secure_port(listen, credentials) if credentials else server.add_insecure_port(listen)
     except RuntimeError as error:
         raise OSError(f"cannot listen on {listen}: {error}") from None
     return f"{listen.rpartition(':')[0]}:{port}"

@@ -94,6 +94,8 @@ class ServiceSettings(BaseSettings):
 
 
 def _describe(item: Mapping[str, Any]) -> str:
+    if not item["loc"]:  # of several settings together: the text names them
+        return str(item["msg"]).removeprefix("Value error, ")
     name = ".".join(str(part) for part in item["loc"])
     given = "" if item["type"] == "missing" else f" (given: {item['input']!r})"
     return f"{name}: {item['msg']}{given}"

@@ -3,6 +3,8 @@
 ServiceError
  +- InvalidArgumentError    INVALID_ARGUMENT    google.rpc.BadRequest names the field
  +- NotFoundError           NOT_FOUND
+ +- UnauthenticatedError    UNAUTHENTICATED
+ +- PermissionDeniedError   PERMISSION_DENIED
  +- OverloadedError         RESOURCE_EXHAUSTED  google.rpc.RetryInfo says when to try again
  +- DeadlineError           DEADLINE_EXCEEDED
  +- UnavailableError        UNAVAILABLE
@@ -55,6 +57,18 @@ class NotFoundError(ServiceError):
     """What the client names does not exist here."""
 
     code = grpc.StatusCode.NOT_FOUND
+
+
+class UnauthenticatedError(ServiceError):
+    """The caller did not show who they are."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
+
+
+class PermissionDeniedError(ServiceError):
+    """The caller is known, and may not do this."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
 
 
 class OverloadedError(ServiceError):
@@ -116,23 +130,35 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Wrap the method's handler, whichever of the four kinds it is."""
+        """Wrap the method's handler."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
         method = handler_call_details.method
-        make: Any = {
-            (False, False): grpc.unary_unary_rpc_method_handler,
-            (False, True): grpc.unary_stream_rpc_method_handler,
-            (True, False): grpc.stream_unary_rpc_method_handler,
-            (True, True): grpc.stream_stream_rpc_method_handler,
-        }[handler.request_streaming, handler.response_streaming]
-        inner: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-        wrapped = _guard_stream(inner, method) if handler.response_streaming else _guard_unary(inner, method)
-        wrapped_handler: grpc.RpcMethodHandler[Any, Any] = make(
-            wrapped, handler.request_deserializer, handler.response_serializer
-        )
-        return wrapped_handler
+        inner = behaviour(handler)
+        guard: Callable[..., Any] = _guard_stream if handler.response_streaming else _guard_unary
+        return with_behaviour(handler, guard(inner, method), handler.request_deserializer)
+
+
+def behaviour(handler: grpc.RpcMethodHandler[Any, Any]) -> Any:
+    """The function that a handler calls, whichever of the four kinds it is."""
+    return handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+
+
+def with_behaviour(
+    handler: grpc.RpcMethodHandler[Any, Any],
+    function: Callable[..., Any],
+    request_deserializer: Callable[[bytes], Any] | None,
+) -> grpc.RpcMethodHandler[Any, Any]:
+    """A handler of the same kind that calls `function`; without a deserialiser it is given the bytes."""
+    make: Any = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[handler.request_streaming, handler.response_streaming]
+    made: grpc.RpcMethodHandler[Any, Any] = make(function, request_deserializer, handler.response_serializer)
+    return made
 
 
 def _guard_unary(inner: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
