@@ -54,7 +54,6 @@ class Generation:
         self._plan = plan
         self._detokenizer = Detokenizer(tokenizer, plan.prompt_ids)
         self._stops = StopStrings(plan.stops)
-        self._submitted_at = scope.started
 
     async def deltas(self) -> AsyncIterator[Delta]:
         """Everything the client gets, in order. Raises ServiceError: the request failed."""
@@ -85,10 +84,11 @@ class Generation:
             sampling=self._plan.params,
             priority=self._plan.priority,
             timeout_ms=self._scope.timeout_ms,
-            trace_id=self._scope.request_id,
+            trace_id=self._scope.trace_id,
+            traceparent=self._scope.traceparent,
         )
         session, stream = self._link.submit(submit)
-        self._submitted_at = time.perf_counter()
+        self._scope.submitted_at = time.perf_counter()
         self._scope.hold_stream(session, stream)
         return session, stream
 
@@ -155,7 +155,7 @@ class Generation:
                 completion_tokens=scope.completion_tokens,
             ),
             timings=inference_pb2.Timings(
-                queue_us=_microseconds(self._submitted_at - scope.started) + finish.usage.queue_us,
+                queue_us=_microseconds((scope.submitted_at or scope.started) - scope.started) + finish.usage.queue_us,
                 first_token_us=_microseconds((scope.first_token_at or scope.started) - scope.started),
                 total_us=_microseconds(time.perf_counter() - scope.started),
             ),

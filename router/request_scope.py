@@ -15,9 +15,11 @@ import structlog
 
 from glmserve.inference.v1 import inference_pb2
 from glmserve.service.status import DeadlineError, ServiceError
+from glmserve.service.tracing import TRACEPARENT_KEY, trace_id_of
 from router.dispatch.admission import Ticket
 from router.dispatch.serve_session import ServeSession
 from router.dispatch.token_stream import TokenStream
+from router.telemetry import RequestRecord, RouterTelemetry
 
 log = structlog.get_logger()
 
@@ -31,13 +33,20 @@ class RequestScope:
     Times are in seconds of `time.perf_counter`.
     """
 
-    def __init__(self, method: str, request_id: str, deadline_s: float | None) -> None:
-        """`deadline_s`: seconds the client gives us from now; None: no end."""
+    def __init__(
+        self, method: str, request_id: str, deadline_s: float | None, telemetry: RouterTelemetry, traceparent: str
+    ) -> None:
+        """`deadline_s`: seconds the client gives us from now; None: no end. `traceparent`: the client's, or ""."""
         self.request_id = request_id
         self.started = time.perf_counter()
+        self.submitted_at: float | None = None
         self.first_token_at: float | None = None
         self.prompt_tokens = 0
         self.completion_tokens = 0
+        self._telemetry = telemetry
+        self._trace = telemetry.begin(method, traceparent)
+        self.traceparent = traceparent if self._trace is None else self._trace.traceparent
+        self.trace_id = trace_id_of(self.traceparent) or request_id
         self._method = method
         self._deadline_s = deadline_s
         self._finish: inference_pb2.Finish | None = None
@@ -101,43 +110,65 @@ class RequestScope:
             session.release(stream)
         if self._ticket is not None:
             self._ticket.leave()
-        self._log()
+        record = self._record()
+        self._log(record)
+        self._telemetry.end(record, self._trace)
 
-    def _log(self) -> None:
+    def _record(self) -> RequestRecord:
         now = time.perf_counter()
-        status = self._status
+        status, finish = self._status, self._finish
         if status == "CANCELLED" and self._deadline_s is not None and now >= self.started + self._deadline_s:
             status = "DEADLINE_EXCEEDED"
+        return RequestRecord(
+            method=self._method,
+            request_id=self.request_id,
+            status=status,
+            finish=None if finish is None else _finish_name(finish),
+            prompt_tokens=self.prompt_tokens,
+            cached_prompt_tokens=0 if finish is None else finish.usage.cached_prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            submitted_s=None if self.submitted_at is None else self.submitted_at - self.started,
+            first_token_s=None if self.first_token_at is None else self.first_token_at - self.started,
+            total_s=now - self.started,
+        )
+
+    def _log(self, record: RequestRecord) -> None:
         fields: dict[str, object] = {
             "request_id": self.request_id,
-            "method": self._method,
-            "status": status,
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_ms": _milliseconds(now - self.started),
+            "trace_id": self.trace_id,
+            "method": record.method,
+            "status": record.status,
+            "prompt_tokens": record.prompt_tokens,
+            "completion_tokens": record.completion_tokens,
+            "total_ms": _milliseconds(record.total_s),
         }
-        if self._finish is not None:
-            fields["finish"] = (
-                inference_pb2.FinishReason.Name(self._finish.reason).removeprefix("FINISH_REASON_").lower()
-            )
-        if self.first_token_at is not None:
-            fields["ttft_ms"] = _milliseconds(self.first_token_at - self.started)
-            if self.completion_tokens > 1:
-                # Of decoding: the first token's time is ttft_ms.
-                fields["tps"] = round((self.completion_tokens - 1) / max(now - self.first_token_at, 1e-6), 2)
+        if record.finish is not None:
+            fields["finish"] = record.finish
+        if record.first_token_s is not None:
+            fields["ttft_ms"] = _milliseconds(record.first_token_s)
+        if record.seconds_per_token is not None:
+            fields["tps"] = round(1 / max(record.seconds_per_token, 1e-6), 2)
         log.info("request", **fields)
 
 
-async def open_scope(context: grpc.aio.ServicerContext[Any, Any], method: str) -> RequestScope:
+async def open_scope(
+    context: grpc.aio.ServicerContext[Any, Any], method: str, telemetry: RouterTelemetry
+) -> RequestScope:
     """Begin a request, which the RPC's end closes. Its id (the client's if sane) goes back in the initial metadata."""
     metadata: Mapping[str, str | bytes] = dict(context.invocation_metadata() or ())
     given = metadata.get(REQUEST_ID_KEY)
     request_id = given if isinstance(given, str) and _SANE_ID.fullmatch(given) else uuid.uuid4().hex
-    scope = RequestScope(method, request_id, context.time_remaining())
+    context_given = metadata.get(TRACEPARENT_KEY)
+    traceparent = context_given if isinstance(context_given, str) and trace_id_of(context_given) else ""
+    scope = RequestScope(method, request_id, context.time_remaining(), telemetry, traceparent)
     # A callback, not `finally`: an RPC cancelled while a response is being written leaves its generator unfinished.
     context.add_done_callback(lambda _context: scope.close())  # type: ignore[arg-type]
     await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
     return scope
+
+
+def _finish_name(finish: inference_pb2.Finish) -> str:
+    return inference_pb2.FinishReason.Name(finish.reason).removeprefix("FINISH_REASON_").lower()
 
 
 def _milliseconds(seconds: float) -> float:

@@ -16,6 +16,7 @@ from router.errors import UnsupportedError, echo
 from router.generation import Delta, Generation, GenerationPlan
 from router.model import TextModel
 from router.request_scope import RequestScope, open_scope
+from router.telemetry import RouterTelemetry
 from router.text.chat_template import TemplateRefusalError
 from router.validation import (
     ModelLimits,
@@ -37,16 +38,19 @@ _ROLES = {
 class InferenceService:
     """Handlers, one method an RPC (`router.wire.register`). Stateless between requests."""
 
-    def __init__(self, model: TextModel, link: WorkerLink, admission: Admission) -> None:
+    def __init__(
+        self, model: TextModel, link: WorkerLink, admission: Admission, telemetry: RouterTelemetry
+    ) -> None:
         self._model = model
         self._link = link
         self._admission = admission
+        self._telemetry = telemetry
 
     async def generate(
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """Continue a prompt."""
-        scope = await open_scope(context, "Generate")
+        scope = await open_scope(context, "Generate", self._telemetry)
         with scope.recorded():
             limits = self._admit(scope, request)
             field, prompt_ids = await self._prompt_ids(request)
@@ -66,7 +70,7 @@ class InferenceService:
         self, request: inference_pb2.ChatRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[inference_pb2.ChatResponse]:
         """Answer a conversation."""
-        scope = await open_scope(context, "Chat")
+        scope = await open_scope(context, "Chat", self._telemetry)
         with scope.recorded():
             limits = self._admit(scope, request)
             prompt = self._render(request.messages)

@@ -18,6 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from glmserve.engine.v1 import engine_pb2, engine_pb2_grpc
 from glmserve.inference.v1 import inference_pb2_grpc
 from glmserve.service.grpc_server import GrpcServer, start_server
+from glmserve.service.telemetry import Telemetry
 from router.config import RouterConfig
 from router.model import TextModel
 from router.server import Router
@@ -230,12 +231,14 @@ _CLIENT_OPTIONS = (
 
 
 @contextlib.asynccontextmanager
-async def bench(model: TextModel | None = None, **settings: Any) -> AsyncIterator[Bench]:
+async def bench(
+    model: TextModel | None = None, telemetry: Telemetry | None = None, **settings: Any
+) -> AsyncIterator[Bench]:
     """A scripted worker, a router that serves, and a client's channel to it."""
     worker = ScriptedWorker()
     worker_server = await start_worker(worker)
     config = RouterConfig(model=Path("unused"), worker=worker_server.address, **{"listen": "127.0.0.1:0", **settings})
-    router = await Router.start(config, model or text_model())
+    router = await Router.start(config, model or text_model(), telemetry or Telemetry())
     async with grpc.aio.insecure_channel(router.address, options=_CLIENT_OPTIONS) as channel:
         made = Bench(worker, worker_server, router, channel)
         try:

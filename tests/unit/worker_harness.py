@@ -14,12 +14,15 @@ from engine_worker.runtime.step import StepPacker
 from engine_worker.scheduler.limits import Limits
 from engine_worker.scheduler.scheduler import Scheduler
 from engine_worker.service import SERVICE_NAME, Admission, EngineService
+from engine_worker.telemetry import WorkerTelemetry
 from engine_worker.validation import Validator
 from glmserve.engine.v1 import engine_pb2, engine_pb2_grpc
 from glmserve.service.grpc_server import start_server
+from glmserve.service.telemetry import Telemetry
 from tests.unit.scripted_engine import VOCAB, ScriptedEngine
 
 PAGE = 16
+_OFF = Telemetry()
 EOS = 49
 
 
@@ -68,7 +71,12 @@ class Worker:
 
 @contextlib.asynccontextmanager
 async def running_worker(
-    limits: Limits | None = None, *, max_waiting: int = 100, max_waiting_tokens: int = 10_000, per_stream: int = 200
+    limits: Limits | None = None,
+    *,
+    max_waiting: int = 100,
+    max_waiting_tokens: int = 10_000,
+    per_stream: int = 200,
+    telemetry: Telemetry = _OFF,
 ) -> AsyncIterator[Worker]:
     limits = limits or worker_limits()
     engine = ScriptedEngine(limits.num_pages, limits.page_size)
@@ -76,6 +84,7 @@ async def running_worker(
         engine_pb2.GetInfoResponse(model_name="scripted", vocab_size=VOCAB),
         Validator(VOCAB, (EOS,), limits),
         Admission(max_waiting, max_waiting_tokens, per_stream),
+        WorkerTelemetry(telemetry),
     )
     packer = StepPacker(limits.max_step_tokens, limits.max_running, limits.max_context // limits.page_size)
     loop = EngineLoop(engine, Scheduler(limits), packer, service.deliver, max_in_flight=2)
