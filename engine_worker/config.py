@@ -14,6 +14,7 @@ from engine_worker.memory import available_memory_bytes
 from engine_worker.plan.record import KvCache
 from engine_worker.runtime.abi import PAGE_SIZE
 from engine_worker.scheduler.limits import Limits
+from glmserve.service.listen_settings import ListenSettings
 from glmserve.service.logs import LogLevel
 from glmserve.service.telemetry import TelemetrySettings
 
@@ -23,7 +24,7 @@ _KV_BYTES = {"f32": 4, "bf16": 2, "fp8": 1}
 _KV_SHARE = 0.25
 
 
-class WorkerConfig(TelemetrySettings):
+class WorkerConfig(ListenSettings, TelemetrySettings):
     """GLM_WORKER_* in the environment."""
 
     model_config = SettingsConfigDict(env_prefix="GLM_WORKER_")

@@ -32,7 +32,7 @@ from engine_worker.validation import Validator
 from engine_worker.watchdog import wait_until_stuck
 from glmserve.engine.v1 import engine_pb2, engine_pb2_grpc
 from glmserve.service import logs
-from glmserve.service.grpc_server import GrpcServer, start_server, wait_for_stop, write_ready_file
+from glmserve.service.grpc_server import GrpcServer, ServerSecurity, start_server, wait_for_stop, write_ready_file
 from glmserve.service.settings import SettingsError
 from glmserve.service.telemetry import Telemetry, running_telemetry
 
@@ -70,6 +70,7 @@ def _report(error: Exception, code: int) -> int:
 
 
 async def _run(config: WorkerConfig) -> None:
+    security = ServerSecurity(config.credentials(), reflection=config.reflects)
     model = build_model(config.model, config.kv_dtype)
     sizes = plan_sizes(config, model.config.max_position_embeddings, model.mixed.kv)
     log.info(
@@ -90,7 +91,7 @@ async def _run(config: WorkerConfig) -> None:
         service = _make_service(config, model, sizes, info, telemetry)
         loop = _make_loop(config, sizes, engine, service)
         async with (
-            _grpc_server(config, service) as server,
+            _grpc_server(config, service, security) as server,
             _watched(server, loop, config.step_timeout_seconds),
             _running(loop),
         ):
@@ -106,13 +107,15 @@ async def _run(config: WorkerConfig) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _grpc_server(config: WorkerConfig, service: EngineService) -> AsyncIterator[GrpcServer]:
+async def _grpc_server(
+    config: WorkerConfig, service: EngineService, security: ServerSecurity
+) -> AsyncIterator[GrpcServer]:
     """The gRPC server, NOT_SERVING at first; at the end streams get their last responses."""
 
     def register(server: grpc.aio.Server) -> None:
         engine_pb2_grpc.add_EngineServiceServicer_to_server(service, server)
 
-    server = await start_server(register, [SERVICE_NAME], config.listen, _MAX_MESSAGE_BYTES)
+    server = await start_server(register, [SERVICE_NAME], config.listen, _MAX_MESSAGE_BYTES, security)
     try:
         yield server
     finally:
