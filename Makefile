@@ -6,7 +6,7 @@ PROMPT ?= The capital of France is
 VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := $(shell find protos -name '*.proto')
-NATIVE_SOURCES := $(shell find native kernels -name '*.cpp' -o -name '*.h' -o -name 'CMakeLists.txt')
+NATIVE_SOURCES := $(shell find native kernels tests/native -name '*.cpp' -o -name '*.h' -o -name '*.map' -o -name 'CMakeLists.txt')
 CXX_FORMATTED := $(shell find native kernels tests -name '*.cpp' -o -name '*.h')
 MODEL := smollm2-135m-glm
 
@@ -59,6 +59,11 @@ format: build/venv.stamp
 	ruff check --fix-only --quiet .
 	ruff format .
 	clang-format -i $(CXX_FORMATTED)
+
+# AddressSanitizer, leaks and UBSan over the native tests and the kernels; ThreadSanitizer over the engine's threads.
+sanitize: build/protos.stamp
+	native/sanitize.sh address
+	native/sanitize.sh thread
 
 bench: build
 	python -m tests.bench.cpu

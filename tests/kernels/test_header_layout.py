@@ -78,7 +78,7 @@ def test_every_field_is_mirrored_in_order(struct: type[ctypes.Structure]) -> Non
 @pytest.mark.parametrize("enumeration", ENUMS, ids=lambda enumeration: enumeration.__name__)
 def test_every_enumerator_is_mirrored(enumeration: type[enum.IntEnum]) -> None:
     name = "glm_" + re.sub(r"(?<!^)(?=[A-Z])", "_", enumeration.__name__).lower()
-    found = re.search(r"typedef enum " + name + r" \{(.*?)\n\}", HEADER, re.DOTALL)
+    found = re.search(r"typedef enum " + name + r" \{(.*?)\} " + name + ";", HEADER, re.DOTALL)
     assert found is not None
     body = re.sub(r"/\*.*?\*/", "", found[1], flags=re.DOTALL)
     names = re.findall(r"GLM_\w+", body)
