@@ -43,18 +43,23 @@ def requested_name(model: str | None, target: str | None) -> str:
 @contextmanager
 def inference(model: str | None, target: str | None) -> Iterator[Stub]:
     """A stub of the router at `target`, or of a pair started here and stopped at the end."""
+    with router_address(model, target) as address, grpc.insecure_channel(address) as channel:
+        yield Stub(channel)
+
+
+@contextmanager
+def router_address(model: str | None, target: str | None) -> Iterator[str]:
+    """`target`, or the address of a pair started here and stopped at the end."""
     if target is not None:
-        with grpc.insecure_channel(target) as channel:
-            yield Stub(channel)
+        yield target
         return
     options = LocalOptions(model=model_directory(model or DEFAULT_MODEL))
     with ExitStack() as stack:
         status = stack.enter_context(messages.status("starting"))
         cluster = stack.enter_context(local_cluster(options, status.update))
-        channel = stack.enter_context(grpc.insecure_channel(cluster.router))
         status.stop()
         try:
-            yield Stub(channel)
+            yield cluster.router
         except RequestError:
             cluster.check()  # if a service died, its own last words say more than the status
             raise
