@@ -12,6 +12,8 @@ extern const IsaEntry kIsaEntry;
 namespace avx2 {
 extern const IsaEntry kIsaEntry;
 }
+#endif
+#ifdef GLM_AVX512
 namespace avx512 {
 extern const IsaEntry kIsaEntry;
 }
@@ -28,7 +30,9 @@ bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
          __builtin_cpu_supports("bmi2");
 }
+#endif
 
+#ifdef GLM_AVX512
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
@@ -42,8 +46,10 @@ struct Variant {
 
 /* Widest first. */
 const Variant kVariants[] = {
-#ifdef GLM_X86
+#ifdef GLM_AVX512
     {&avx512::kIsaEntry, has_avx512},
+#endif
+#ifdef GLM_X86
     {&avx2::kIsaEntry, has_avx2},
 #endif
     {&portable::kIsaEntry, always},
