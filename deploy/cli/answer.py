@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from deploy.cli.access import Access
 from deploy.cli.client import inference, request_errors
 from deploy.cli.console import messages
 from deploy.errors import DeployError
@@ -23,9 +24,11 @@ class Answer:
     finish: inference_pb2.Finish = field(default_factory=inference_pb2.Finish)
 
 
-def run(request: inference_pb2.GenerateRequest, model: str | None, target: str | None, *, as_json: bool) -> None:
+def run(
+    request: inference_pb2.GenerateRequest, model: str | None, target: str | None, access: Access, *, as_json: bool
+) -> None:
     """Send the request to `target`, or to a local pair serving `model`, and print the answer."""
-    with inference(model, target) as stub, request_errors():
+    with inference(model, target, access) as stub, request_errors():
         answer = collect(stub.Generate(request), show=not as_json)
     if as_json:
         with_logprobs = request.sampling.HasField("logprobs")

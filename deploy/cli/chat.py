@@ -5,11 +5,15 @@ from typing import Annotated
 import typer
 
 from deploy.cli.options import (
+    ApiKeyOption,
     MaxTokensOption,
     SeedOption,
     ServedModelOption,
     TargetOption,
     TemperatureOption,
+    TlsCaOption,
+    TlsCertOption,
+    TlsKeyOption,
     check_utf8,
 )
 
@@ -22,14 +26,19 @@ def chat(
     temperature: TemperatureOption = None,
     seed: SeedOption = None,
     target: TargetOption = None,
+    tls_ca: TlsCaOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    api_key: ApiKeyOption = None,
 ) -> None:
     """Talk with a model. Ctrl-C ends an answer, Ctrl-D the conversation."""
     check_utf8("--system", system or "")
 
+    from deploy.cli.access import Access  # noqa: PLC0415
     from deploy.cli.client import inference, requested_name  # noqa: PLC0415
     from deploy.cli.conversation import Conversation, converse  # noqa: PLC0415
     from glmserve.inference.v1 import inference_pb2  # noqa: PLC0415 - gRPC is slow to import
 
     sampling = inference_pb2.SamplingOptions(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    with inference(model, target) as stub:
+    with inference(model, target, Access(tls_ca, tls_cert, tls_key, api_key)) as stub:
         converse(Conversation(stub, requested_name(model, target), sampling, system))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import grpc
 
+from deploy.cli.access import PLAIN_TEXT, Access
 from deploy.cli.console import messages, model_directory
 from deploy.errors import DeployError
 from deploy.local import LocalOptions, local_cluster
@@ -14,6 +15,13 @@ from glmserve.inference.v1 import inference_pb2_grpc
 
 Stub = inference_pb2_grpc.InferenceServiceStub
 
+_CALLER_S_FAULT = {
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+}
+
 
 class RequestError(DeployError):
     """The router answered with an error status; wrong arguments end a command as its own would."""
@@ -21,7 +29,7 @@ class RequestError(DeployError):
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
         super().__init__(f"{code.name}: {details}")
         self.code = code
-        if code in {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}:
+        if code in _CALLER_S_FAULT:
             self.exit_code = 2
 
 
@@ -41,9 +49,9 @@ def requested_name(model: str | None, target: str | None) -> str:
 
 
 @contextmanager
-def inference(model: str | None, target: str | None) -> Iterator[Stub]:
+def inference(model: str | None, target: str | None, access: Access = PLAIN_TEXT) -> Iterator[Stub]:
     """A stub of the router at `target`, or of a pair started here and stopped at the end."""
-    with router_address(model, target) as address, grpc.insecure_channel(address) as channel:
+    with router_address(model, target) as address, access.channel(address) as channel:
         yield Stub(channel)
 
 

@@ -5,11 +5,15 @@ from typing import Annotated
 import typer
 
 from deploy.cli.options import (
+    ApiKeyOption,
     MaxTokensOption,
     SeedOption,
     ServedModelOption,
     TargetOption,
     TemperatureOption,
+    TlsCaOption,
+    TlsCertOption,
+    TlsKeyOption,
     check_utf8,
     parse_ids,
 )
@@ -34,6 +38,10 @@ def generate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
     target: TargetOption = None,
+    tls_ca: TlsCaOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    api_key: ApiKeyOption = None,
 ) -> None:
     """Continue a prompt. The text goes to stdout as it comes, figures to stderr."""
     if (prompt is None) == (prompt_ids is None):
@@ -44,6 +52,7 @@ def generate(
         check_utf8(flag, text)
     ids = None if prompt_ids is None else parse_ids("--prompt-ids", prompt_ids)
 
+    from deploy.cli.access import Access  # noqa: PLC0415
     from deploy.cli.answer import run  # noqa: PLC0415
     from deploy.cli.client import requested_name  # noqa: PLC0415
     from glmserve.inference.v1 import inference_pb2  # noqa: PLC0415 - gRPC is slow to import
@@ -59,4 +68,4 @@ def generate(
         request.prompt_ids.ids.extend(ids)
     elif prompt is not None:
         request.prompt = prompt
-    run(request, model, target, as_json=as_json)
+    run(request, model, target, Access(tls_ca, tls_cert, tls_key, api_key), as_json=as_json)

@@ -1,5 +1,6 @@
 """Options that several commands share, and checks of what the shell passed."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,6 +20,16 @@ ServedModelOption = Annotated[
 TargetOption = Annotated[
     str | None,
     typer.Option(metavar="HOST:PORT", help="A running router; without it, a worker and a router are started."),
+]
+TlsCaOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Speak TLS with --target, and trust these CA certificates (PEM).")
+]
+TlsCertOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Certificate to show to --target (PEM); with --tls-key.")
+]
+TlsKeyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Key of --tls-cert (PEM).")]
+ApiKeyOption = Annotated[
+    str | None, typer.Option(metavar="KEY", help="API key for --target; without it, that of GLM_API_KEY.")
 ]
 MaxTokensOption = Annotated[
     int | None, typer.Option(min=1, max=2**32 - 1, metavar="N", help="Tokens to generate, at most.")

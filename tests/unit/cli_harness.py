@@ -32,11 +32,13 @@ class ScriptedService(inference_pb2_grpc.InferenceServiceServicer):
     cancelled: threading.Event = field(default_factory=threading.Event)
     generated: list[inference_pb2.GenerateRequest] = field(default_factory=list)
     chatted: list[inference_pb2.ChatRequest] = field(default_factory=list)
+    metadata: dict[str, str] = field(default_factory=dict)
 
     def Generate(
         self, request: inference_pb2.GenerateRequest, context: Any
     ) -> Iterator[inference_pb2.GenerateResponse]:
         self.generated.append(request)
+        self.metadata = dict(context.invocation_metadata())
         self._refuse(context)
         for index, piece in enumerate(PIECES):
             message = inference_pb2.GenerateResponse(text=piece, token_ids=[100 + index])
@@ -66,10 +68,11 @@ class ScriptedService(inference_pb2_grpc.InferenceServiceServicer):
             context.abort(*self.refusal)
 
 
-def serve(service: ScriptedService) -> tuple[grpc.Server, str]:
-    """A started server and its address."""
+def serve(service: ScriptedService, credentials: grpc.ServerCredentials | None = None) -> tuple[grpc.Server, str]:
+    """A started server, in plain text without credentials, and its address."""
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=2))
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    listen = "127.0.0.1:0"
+    port = server.add_secure_port(listen, credentials) if credentials else server.add_insecure_port(listen)
     server.start()
     return server, f"127.0.0.1:{port}"

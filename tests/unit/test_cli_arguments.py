@@ -12,7 +12,7 @@ from deploy.cli.main import app
 from deploy.models.catalog import CATALOG, DEFAULT_MODEL
 from tests.unit.embedded_model_fixtures import cached_wheel
 
-COMMANDS = ["serve", "router", "worker", "generate", "chat", "model", "plan"]
+COMMANDS = ["serve", "router", "worker", "generate", "chat", "key", "model", "plan"]
 
 
 def run(*args: str) -> tuple[int, str, str]:
@@ -39,6 +39,11 @@ def run(*args: str) -> tuple[int, str, str]:
         (["generate", "--prompt", "a", "--logprobs", "21", "--json"], "--logprobs"),
         (["generate", "--prompt", "a", "--logprobs", "1"], "--logprobs"),
         (["generate", "--unknown"], "--unknown"),
+        (["generate", "--prompt", "a", "--target", "host:1", "--tls-cert", "c"], "--tls-cert"),
+        (["generate", "--prompt", "a", "--target", "host:1", "--tls-ca", "a", "--tls-key", "k"], "--tls-cert"),
+        (["generate", "--prompt", "a", "--target", "host:1", "--tls-ca", "no/such/file"], "no/such/file"),
+        (["generate", "--prompt", "a", "--target", "host:1", "--api-key", "glm_x"], "--api-key"),
+        (["chat", "--target", "host:1", "--api-key", "glm_x"], "--api-key"),
         (["chat", "--system", "\udcff"], "--system"),
         (["plan", "cost", "--batch", "0"], "--batch"),
         (["plan", "cost", "--tokens", "2"], "--tokens"),
