@@ -14,6 +14,11 @@ inline int64_t padded(int64_t cols) {
   return (cols + kPadCols - 1) / kPadCols * kPadCols;
 }
 
+/* Floats from one row of x to the next. Rows a multiple of 1 KiB apart would share the cache sets of their tile. */
+inline int64_t activation_pitch(int64_t cols) {
+  return padded(cols) % 256 == 0 ? padded(cols) + 272 : padded(cols);
+}
+
 /* The input of a matrix product as f32, converted once a call. */
 struct Activations {
   const float* data;
@@ -26,7 +31,7 @@ struct Activations {
 };
 
 inline size_t activation_floats(int64_t rows, int32_t cols) {
-  return static_cast<size_t>(rows * padded(cols));
+  return static_cast<size_t>(rows * activation_pitch(cols));
 }
 
 /* One row of FP8 as Fp8Loader wants it: in each kPadCols columns, element l of vector j is column 4 * l + j; times 2^110. */
@@ -53,7 +58,7 @@ inline void load_activation_row(const glm_tensor& x, int64_t t, float* out) {
 inline Activations load_activations(ThreadPool& pool, const int32_t* listed, int64_t count, const glm_tensor& x,
                                     const glm_tensor& x_scale, float* storage) {
   constexpr int64_t kElementsPerChunk = 16384; /* a few microseconds: less is not worth waking a thread */
-  const int64_t pitch = padded(x.cols);
+  const int64_t pitch = activation_pitch(x.cols);
   parallel_for(pool, count, kElementsPerChunk / pitch + 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t t = listed == nullptr ? i : listed[i];

@@ -57,16 +57,17 @@ struct DotTile {
 
  private:
   [[gnu::always_inline]] void dot(int32_t begin, int32_t end, F32 (&part)[R][T]) const {
-    constexpr int kStepsPerLine = std::max<int>(1, 64 / (kStep * static_cast<int>(sizeof(Element))));
+    /* A cache line of streamed weights a turn, two of an expanded panel. */
+    constexpr int kStepsPerTurn = std::max<int>(1, (Stream ? 64 : 128) / (kStep * static_cast<int>(sizeof(Element))));
     const auto load_all = [](const Element* p, F32(&v)[Loader::kVectors]) { Loader::load(p, v); };
     int32_t k = begin;
-    for (; k + kStepsPerLine * kStep <= end; k += kStepsPerLine * kStep) {
+    for (; k + kStepsPerTurn * kStep <= end; k += kStepsPerTurn * kStep) {
       if constexpr (Stream) {
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) __builtin_prefetch(w[r] + ahead + k, 0, 2);
       }
 #pragma GCC unroll 8
-      for (int i = 0; i < kStepsPerLine; ++i) step(k + i * kStep, part, load_all);
+      for (int i = 0; i < kStepsPerTurn; ++i) step(k + i * kStep, part, load_all);
     }
     for (; k + kStep <= end; k += kStep) step(k, part, load_all);
     if (k < end) {

@@ -16,7 +16,6 @@ constexpr int kTileRows = 6;
 constexpr int kTileRows = 3;
 #endif
 constexpr int kTileTokens = 4;
-static_assert(kTileTokens == 4, "sum_four");
 static_assert(kPanelRows % kTileRows == 0);
 static_assert(kPanelCols % GLM_FP8_BLOCK == 0 && kPanelCols % kPadCols == 0);
 
@@ -41,20 +40,15 @@ struct Call {
     if (!by_block()) return nullptr;
     return matrix.weight.scale + (row_begin + r) / GLM_FP8_BLOCK * matrix.weight.scale_stride;
   }
+  /* Factors of a finished sum; multiplying by 1 changes no bit. */
+  bool by_channel() const { return matrix.format == GLM_W_FP8_CHANNEL; }
+  float row_scale(int32_t r) const { return by_channel() ? matrix.weight.scale[row_begin + r] : 1.0f; }
+  float token_scale(int32_t t) const { return by_channel() ? x_scales[t][0] : 1.0f; }
   template <typename Element>
   const Element* weights(int32_t r) const {
     return static_cast<const Element*>(matrix.weight.data) + (row_begin + r) * matrix.weight.stride;
   }
 };
-
-template <typename Loader>
-void write_result(const Call& call, int32_t r, int32_t t, float sum) {
-  float value = sum * Loader::kScale;
-  if (call.matrix.format == GLM_W_FP8_CHANNEL) {
-    value = value * call.x_scales[t][0] * call.matrix.weight.scale[call.row_begin + r];
-  }
-  call.scratch.out[static_cast<int64_t>(t) * call.rows + r] = value;
-}
 
 template <typename Loader, int R, int T>
 void direct_tile(const Call& call, int32_t r0) {
@@ -75,7 +69,11 @@ void direct_tile(const Call& call, int32_t r0) {
     tile.accumulate(call.matrix.cols, sums);
   }
   for (int r = 0; r < R; ++r) {
-    for (int t = 0; t < T; ++t) write_result<Loader>(call, r0 + r, t, sum(sums[r * T + t]));
+    for (int t = 0; t < T; ++t) {
+      const float value = sum(sums[r * T + t]) * Loader::kScale;
+      call.scratch.out[static_cast<int64_t>(t) * call.rows + r0 + r] =
+          value * call.token_scale(t) * call.row_scale(r0 + r);
+    }
   }
 }
 
@@ -147,20 +145,41 @@ void panel_token_group(const Call& call, int32_t rows, int32_t t0, int32_t k, in
   }
 }
 
+/* The sums of T rows of x, from t0 on: lanes added, scaled, transposed. */
+template <typename Loader, int T>
+void write_tokens(const Call& call, int32_t rows, int32_t t0) {
+  const auto* lanes = reinterpret_cast<const F32*>(call.scratch.sums) + static_cast<int64_t>(t0) * rows;
+  float* out = call.scratch.out + static_cast<int64_t>(t0) * call.rows;
+  float token_scales[T];
+  for (int t = 0; t < T; ++t) token_scales[t] = call.token_scale(t0 + t);
+  for (int32_t r = 0; r < call.rows; ++r, lanes += T) {
+    float totals[T];
+    if constexpr (T == 4) {
+      sum_four(lanes, totals);
+    } else {
+      for (int t = 0; t < T; ++t) totals[t] = sum(lanes[t]);
+    }
+    const float row_scale = call.row_scale(r);
+    for (int t = 0; t < T; ++t) out[t * call.rows + r] = totals[t] * Loader::kScale * token_scales[t] * row_scale;
+  }
+}
+
 template <typename Loader>
 void write_panel(const Call& call, int32_t rows) {
-  const auto* sums = reinterpret_cast<const F32*>(call.scratch.sums);
-  for (int32_t t0 = 0; t0 < call.num_tokens; t0 += kTileTokens) {
-    const int32_t group = std::min(kTileTokens, call.num_tokens - t0);
-    for (int32_t r = 0; r < call.rows; ++r) {
-      const F32* lanes = sums + static_cast<int64_t>(t0) * rows + r * group;
-      float totals[kTileTokens];
-      if (group == kTileTokens) {
-        sum_four(lanes, totals);
-      } else {
-        for (int32_t t = 0; t < group; ++t) totals[t] = sum(lanes[t]);
-      }
-      for (int32_t t = 0; t < group; ++t) write_result<Loader>(call, r, t0 + t, totals[t]);
+  for (int32_t t = 0; t < call.num_tokens; t += kTileTokens) {
+    switch (std::min(kTileTokens, call.num_tokens - t)) {
+      case 1:
+        write_tokens<Loader, 1>(call, rows, t);
+        break;
+      case 2:
+        write_tokens<Loader, 2>(call, rows, t);
+        break;
+      case 3:
+        write_tokens<Loader, 3>(call, rows, t);
+        break;
+      default:
+        write_tokens<Loader, 4>(call, rows, t);
+        break;
     }
   }
 }

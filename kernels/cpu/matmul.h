@@ -6,9 +6,9 @@
 
 GLM_CPU_BEGIN
 
-inline constexpr int32_t kPanelRows = 18;    /* weight rows that are expanded to f32 at a time */
+inline constexpr int32_t kPanelRows = 12;    /* weight rows that are expanded to f32 at a time */
 inline constexpr int32_t kPanelTokens = 128; /* rows of x that share one expansion */
-inline constexpr int32_t kPanelCols = 256;   /* a panel and four rows of x stay in the first-level cache */
+inline constexpr int32_t kPanelCols = 384;   /* a panel and four rows of x stay in the first-level cache */
 inline constexpr int32_t kDirectTokens = 4;  /* up to so many, weights are expanded in registers only */
 inline constexpr int32_t kDirectRows = 256;  /* most weight rows of one call then */
 

@@ -24,8 +24,9 @@ def blocks(n: int) -> int:
 
 def spread(scale: Array, rows: int, cols: int) -> F64Array:
     """Block scales [ceil(rows/128)][ceil(cols/128)] at every element."""
-    whole: F64Array = np.repeat(np.repeat(scale.astype(np.float64), abi.FP8_BLOCK, 0), abi.FP8_BLOCK, 1)
-    return whole[:rows, :cols]
+    whole = np.repeat(np.repeat(scale.astype(np.float64), abi.FP8_BLOCK, 0), abi.FP8_BLOCK, 1)
+    part: F64Array = whole[:rows, :cols]
+    return part
 
 
 def random_fp8(rng: np.random.Generator, rows: int, cols: int) -> Array:
