@@ -35,6 +35,9 @@ class RouterConfig(ListenSettings, TelemetrySettings):
         10.0, gt=0, description="Silence after which the worker is asked, and again until it is given up, seconds."
     )
     drain_s: float = Field(30.0, ge=0, description="Time for running requests at shutdown, seconds.")
+    stall_s: float = Field(
+        60.0, gt=0, description="Time for a client to take a response, before its request is ended, seconds."
+    )
     max_message_bytes: int = Field(
         4 << 20, ge=1 << 16, description="Largest request or response of the public API, bytes."
     )

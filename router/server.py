@@ -83,7 +83,7 @@ class Router:
         router_telemetry.observe(lambda: int(link.serving))
         service = InferenceService(model, link, admission, router_telemetry)
         started = await start_server(
-            lambda server: wire.register(SERVICE, service, server),
+            lambda server: wire.register(SERVICE, service, server, config.stall_s),
             (SERVICE.full_name,),
             config.listen,
             config.max_message_bytes,

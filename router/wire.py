@@ -5,17 +5,21 @@ gRPC answers a failing deserialiser with INTERNAL, so ours never fails: it retur
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
+import structlog
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from glmserve.service.status import InvalidArgumentError
+
+log = structlog.get_logger()
 
 _SNIPPET_BYTES = 16
 
@@ -27,13 +31,17 @@ class Malformed:
     error: InvalidArgumentError
 
 
-def register(service: ServiceDescriptor, implementation: object, server: grpc.aio.Server) -> None:
-    """Serve each method of `service` by the method of `implementation` with its name in snake case."""
+def register(service: ServiceDescriptor, implementation: object, server: grpc.aio.Server, stall_s: float) -> None:
+    """Serve each method of `service` by the method of `implementation` with its name in snake case.
+
+    A streamed response that its client does not take within `stall_s` seconds ends the RPC.
+    """
     handlers = {}
     for method in service.methods:
         make = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
+        handler = _refuse_malformed(getattr(implementation, _snake_case(method.name)))
         handlers[method.name] = make(
-            _refuse_malformed(getattr(implementation, _snake_case(method.name))),
+            _limit_stalls(handler, stall_s) if method.server_streaming else handler,
             request_deserializer=_parser(method.input_type),
             response_serializer=message_factory.GetMessageClass(method.output_type).SerializeToString,
         )
@@ -51,6 +59,28 @@ def _refuse_malformed(handler: Callable[[Any, Any], Any]) -> Callable[[Any, Any]
         return handler(request, context)
 
     return call
+
+
+def _limit_stalls(handler: Callable[[Any, Any], Any], stall_s: float) -> Callable[[Any, Any], AsyncIterator[Any]]:
+    """A client that never reads would keep its place for ever: it answers pings, so its connection lives."""
+
+    async def call(request: Message | Malformed, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+        async for response in handler(request, context):
+            timer = loop.call_later(stall_s, _give_up, task, stall_s)
+            try:
+                yield response  # resumed once the client's flow control has let it out
+            finally:
+                timer.cancel()
+
+    return call
+
+
+def _give_up(task: asyncio.Task[Any], stall_s: float) -> None:
+    log.warning("client_stalled", limit_s=stall_s)
+    task.cancel()
 
 
 def _parser(descriptor: Descriptor) -> Callable[[bytes], Message | Malformed]:
