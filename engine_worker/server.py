@@ -204,6 +204,7 @@ def _make_service(
         page_size=PAGE_SIZE,
         total_pages=info.num_pages,
         version=version("glmserve"),
+        step_timeout_ms=int(config.step_timeout_seconds * 1000),
     )
     validator = Validator(info.vocab, model.config.eos_token_ids, scheduler_limits(config, sizes))
     admission = Admission(

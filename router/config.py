@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import Field, model_validator
-from pydantic_settings import SettingsConfigDict
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import NoDecode, SettingsConfigDict
 
 from glmserve.service.listen_settings import ListenSettings, is_loopback
 from glmserve.service.logs import LogLevel
 from glmserve.service.telemetry import TelemetrySettings
 from glmserve.service.tls import Channels, TlsFiles
+from router.dispatch.discovery import DNS_SCHEME, is_name
+
+_WORKER = re.compile(r"(dns:///)?[^/]+:\d{1,5}")
 
 
 class RouterConfig(ListenSettings, TelemetrySettings):
@@ -20,7 +24,11 @@ class RouterConfig(ListenSettings, TelemetrySettings):
     model_config = SettingsConfigDict(env_prefix="GLM_ROUTER_")
 
     model: Path = Field(description="Checkpoint directory: config.json, tokenizer.json and what goes with them.")
-    worker: str = Field(description="The engine worker's address, HOST:PORT.", pattern=r"^.+:\d+$")
+    worker: Annotated[tuple[str, ...], NoDecode] = Field(
+        min_length=1,
+        description="The engine workers: HOST:PORT, or dns:///NAME:PORT for all addresses of a name. Several: given "
+        "several times, or with commas.",
+    )
     listen: str = Field(
         "127.0.0.1:50050", description="Address to serve on, HOST:PORT; port 0: any free one.", pattern=r"^.+:\d+$"
     )
@@ -29,10 +37,24 @@ class RouterConfig(ListenSettings, TelemetrySettings):
     )
     log_level: LogLevel = Field("info", description="Least severe log lines to write.")
     max_requests: int = Field(1024, ge=1, description="Requests in flight, at most.")
-    max_prompt_tokens: int = Field(1_000_000, ge=1, description="Prompt tokens of requests in flight, at most.")
-    retry_after_ms: int = Field(1000, ge=1, description="When a refused client is told to try again, milliseconds.")
+    max_prompt_tokens: int = Field(
+        1_000_000, ge=1, description="Prompt tokens of requests that have no token yet, at most."
+    )
+    max_queue_s: float = Field(
+        10.0, gt=0, description="Expected wait, by the pace that the workers measure, beyond which is refused, seconds."
+    )
+    retry_after_ms: int = Field(
+        1000, ge=1, description="What a refused client is told while no pace has been measured, milliseconds."
+    )
     heartbeat_s: float = Field(
-        10.0, gt=0, description="Silence after which the worker is asked, and again until it is given up, seconds."
+        2.0, gt=0, description="Silence after which a worker is asked, and again until it is given up, seconds."
+    )
+    resolve_s: float = Field(10.0, gt=0, description="How often names of workers are looked up, seconds.")
+    failover_moves: int = Field(
+        3, ge=0, description="How often a request is moved when its worker is lost; 0: it fails with its worker."
+    )
+    failover_wait_s: float = Field(
+        30.0, ge=0, description="How long a request that lost its worker waits for one that takes it, seconds."
     )
     drain_s: float = Field(30.0, ge=0, description="Time for running requests at shutdown, seconds.")
     stall_s: float = Field(
@@ -54,6 +76,22 @@ class RouterConfig(ListenSettings, TelemetrySettings):
     worker_tls_name: str | None = Field(
         None, description="Name that the worker's certificate is for; unset: the host of its address."
     )
+
+    @field_validator("worker", mode="before")
+    @classmethod
+    def _split_workers(cls, given: object) -> object:
+        items = [given] if isinstance(given, str) else given
+        if not isinstance(items, list | tuple):
+            return given
+        return tuple(part.strip() for item in items for part in str(item).split(","))
+
+    @field_validator("worker")
+    @classmethod
+    def _check_workers(cls, workers: tuple[str, ...]) -> tuple[str, ...]:
+        for worker in workers:
+            if not _WORKER.fullmatch(worker):
+                raise ValueError(f"{worker!r} is neither HOST:PORT nor dns:///NAME:PORT")
+        return workers
 
     @property
     def knows_callers(self) -> bool:
@@ -77,8 +115,11 @@ class RouterConfig(ListenSettings, TelemetrySettings):
             raise ValueError("worker_tls_cert and worker_tls_key: give both or neither")
         if self.worker_tls_ca is None and (self.worker_tls_cert or self.worker_tls_name):
             raise ValueError("worker_tls_cert, worker_tls_key and worker_tls_name: need worker_tls_ca")
-        if self.worker_tls_ca is None and not self.insecure and not is_loopback(self.worker):
+        exposed = [source for source in self.worker if not is_loopback(source.removeprefix(DNS_SCHEME))]
+        if self.worker_tls_ca is None and not self.insecure and exposed:
             raise ValueError(
-                f"worker: {self.worker} is not loopback, where plain text is allowed; set worker_tls_ca, or insecure"
+                f"worker: {exposed[0]} is not loopback, where plain text is allowed; set worker_tls_ca, or insecure"
             )
+        if self.worker_tls_ca and self.worker_tls_name is None and any(is_name(source) for source in self.worker):
+            raise ValueError("worker: a dns:/// name with worker_tls_ca needs worker_tls_name, the certificates' name")
         return self

@@ -3,13 +3,15 @@
 CheckpointError              start-up: the model directory cannot be served; one line, exit code 2
 ServiceError                 (glmserve.service.status)
  +- UnsupportedError         UNIMPLEMENTED   this checkpoint lacks what the call needs
+ +- UnavailableError         UNAVAILABLE     (glmserve.service.status)
+     +- WorkerLostError                      a worker cannot go on with a request that another one can
 """
 
 from __future__ import annotations
 
 import grpc
 
-from glmserve.service.status import ServiceError
+from glmserve.service.status import ServiceError, UnavailableError
 
 
 class CheckpointError(ValueError):
@@ -20,6 +22,10 @@ class UnsupportedError(ServiceError):
     """The served checkpoint lacks what the call needs."""
 
     code = grpc.StatusCode.UNIMPLEMENTED
+
+
+class WorkerLostError(UnavailableError):
+    """A worker cannot go on with a request that another one can."""
 
 
 # A status travels in HTTP/2 trailers, whose size is limited: a longer echo of the client's value would lose the status.

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from glmserve.engine.v1 import engine_pb2
 from glmserve.inference.v1 import inference_pb2
 from glmserve.service.status import ServiceError
-from router.dispatch.outcomes import finish_error
-from router.dispatch.serve_session import ServeSession
-from router.dispatch.token_stream import Chunk, TokenStream
-from router.dispatch.worker_link import WorkerLink
+from router.dispatch.request_run import FailoverLimits, RequestRun
+from router.dispatch.token_stream import Chunk
+from router.dispatch.worker_pool import WorkerPool
 from router.request_scope import RequestScope
 from router.text.detokenizer import Detokenizer
 from router.text.stop_strings import StopStrings
@@ -47,56 +46,57 @@ class Generation:
     of a stop id is no part of the text; its id is delivered.
     """
 
-    def __init__(self, scope: RequestScope, tokenizer: TextTokenizer, link: WorkerLink, plan: GenerationPlan) -> None:
+    def __init__(
+        self,
+        scope: RequestScope,
+        tokenizer: TextTokenizer,
+        pool: WorkerPool,
+        failover: FailoverLimits,
+        plan: GenerationPlan,
+    ) -> None:
         self._scope = scope
         self._token_bytes = tokenizer.token_bytes
-        self._link = link
+        self._pool = pool
+        self._failover = failover
         self._plan = plan
         self._detokenizer = Detokenizer(tokenizer, plan.prompt_ids)
         self._stops = StopStrings(plan.stops)
 
     async def deltas(self) -> AsyncIterator[Delta]:
         """Everything the client gets, in order. Raises ServiceError: the request failed."""
-        session, stream = self._submit()
+        run = self._submit()
         while True:
-            chunk = await stream.read()
+            chunk = await run.read()
             delta = self._advance(chunk)
             if self._stops.matched is not None:
                 if delta.token_ids:
                     yield delta
-                yield await self._stopped(session, stream, chunk)
+                yield await self._stopped(run, chunk)
                 return
-            if chunk.finish is None:
-                yield delta
-                continue
-            error = finish_error(chunk.finish, self._scope.request_id)
-            if error is not None:
-                if delta.token_ids:
-                    yield delta
-                raise error
-            delta.finish = self._finish(chunk.finish)
+            if chunk.finish is not None:
+                delta.finish = self._finish(chunk.finish)
             yield delta
-            return
+            if chunk.finish is not None:
+                return
 
-    def _submit(self) -> tuple[ServeSession, TokenStream]:
+    def _submit(self) -> RequestRun:
         submit = engine_pb2.Submit(
             prompt_token_ids=self._plan.prompt_ids,
             sampling=self._plan.params,
             priority=self._plan.priority,
-            timeout_ms=self._scope.timeout_ms,
             trace_id=self._scope.trace_id,
             traceparent=self._scope.traceparent,
         )
-        session, stream = self._link.submit(submit)
+        run = RequestRun(self._pool, submit, self._scope.request_id, self._scope.timeout_ms, self._failover)
         self._scope.submitted_at = time.perf_counter()
-        self._scope.hold_stream(session, stream)
-        return session, stream
+        self._scope.hold_run(run)
+        return run
 
     def _advance(self, chunk: Chunk) -> Delta:
         """Text and ids of `chunk`, up to a stop string if one is completed in it."""
         ids = chunk.token_ids
         if ids and self._scope.first_token_at is None:
-            self._scope.first_token_at = time.perf_counter()
+            self._scope.began()
         spoken = ids[:-1] if chunk.finish is not None and chunk.finish.HasField("stop_token_id") else ids
         text, taken = self._text(spoken)
         if self._stops.matched is not None:
@@ -137,16 +137,18 @@ class Generation:
             for token_id, given in zip(ids, logprobs, strict=False)
         ]
 
-    async def _stopped(self, session: ServeSession, stream: TokenStream, chunk: Chunk) -> Delta:
+    async def _stopped(self, run: RequestRun, chunk: Chunk) -> Delta:
         """The last message of a request that a stop string ended."""
         finish = chunk.finish
         if finish is None:
-            session.abort(stream)
-            finish = await _last_word(stream)
+            run.abort()
+            finish = await _last_word(run)
         return Delta("", (), (), self._finish(finish))
 
     def _finish(self, finish: engine_pb2.Finish) -> inference_pb2.Finish:
         scope = self._scope
+        first_token_us = _microseconds((scope.first_token_at or scope.started) - scope.started)
+        queue_us = _microseconds((scope.submitted_at or scope.started) - scope.started) + finish.usage.queue_us
         result = inference_pb2.Finish(
             reason=inference_pb2.FINISH_REASON_STOP,
             usage=inference_pb2.Usage(
@@ -155,8 +157,9 @@ class Generation:
                 completion_tokens=scope.completion_tokens,
             ),
             timings=inference_pb2.Timings(
-                queue_us=_microseconds((scope.submitted_at or scope.started) - scope.started) + finish.usage.queue_us,
-                first_token_us=_microseconds((scope.first_token_at or scope.started) - scope.started),
+                # Of a request that was moved, the last worker may have a queue time from after its first token.
+                queue_us=min(queue_us, first_token_us),
+                first_token_us=first_token_us,
                 total_us=_microseconds(time.perf_counter() - scope.started),
             ),
             seed=self._plan.params.seed,
@@ -171,11 +174,11 @@ class Generation:
         return result
 
 
-async def _last_word(stream: TokenStream) -> engine_pb2.Finish:
-    """The finish of an aborted stream. An empty one if the worker is lost meanwhile: the text is complete as it is."""
+async def _last_word(run: RequestRun) -> engine_pb2.Finish:
+    """The finish of an aborted run. An empty one if the worker is lost meanwhile: the text is complete as it is."""
     try:
         while True:
-            chunk = await stream.read()
+            chunk = await run.read()
             if chunk.finish is not None:
                 return chunk.finish
     except ServiceError:

@@ -17,8 +17,7 @@ from glmserve.inference.v1 import inference_pb2
 from glmserve.service.status import DeadlineError, ServiceError
 from glmserve.service.tracing import TRACEPARENT_KEY, trace_id_of
 from router.dispatch.admission import Ticket
-from router.dispatch.serve_session import ServeSession
-from router.dispatch.token_stream import TokenStream
+from router.dispatch.request_run import RequestRun
 from router.telemetry import RequestRecord, RouterTelemetry
 
 log = structlog.get_logger()
@@ -53,36 +52,47 @@ class RequestScope:
         # Until something else is known: nobody but the client ends an RPC without a word.
         self._status = "CANCELLED"
         self._ticket: Ticket | None = None
-        self._stream: tuple[ServeSession, TokenStream] | None = None
+        self._run: RequestRun | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     @property
-    def timeout_ms(self) -> int | None:
-        """What is left of the deadline, for the worker. Raises DeadlineError: nothing."""
+    def left_s(self) -> float | None:
+        """What is left of the deadline; None: there is none. Raises DeadlineError: nothing."""
         if self._deadline_s is None:
             return None
         left = self.started + self._deadline_s - time.perf_counter()
         if left <= 0:
-            raise DeadlineError("the deadline passed before the request reached the worker")
-        return min(max(int(left * 1000), 1), 2**32 - 1)
+            raise DeadlineError("the deadline passed before the request reached a worker")
+        return left
+
+    def timeout_ms(self) -> int | None:
+        """The same for the worker."""
+        left = self.left_s
+        return None if left is None else min(max(int(left * 1000), 1), 2**32 - 1)
 
     def hold_ticket(self, ticket: Ticket) -> None:
         """Give `ticket` back at the end."""
         self._ticket = ticket
 
-    def add_prompt(self, tokens: int) -> None:
-        """Count the prompt's ids. Raises OverloadedError: no room for them."""
+    def add_prompt(self, tokens: int, least_tokens: int) -> None:
+        """Count the prompt's ids; at least `least_tokens` will follow. Raises OverloadedError: no room or time."""
         assert self._ticket is not None
-        self._ticket.add_prompt(tokens)
+        self._ticket.add_prompt(tokens, least_tokens, self.left_s)
         self.prompt_tokens = tokens
 
-    def hold_stream(self, session: ServeSession, stream: TokenStream) -> None:
-        """Release `stream` at the end, and fail it when the deadline passes."""
-        self._stream = (session, stream)
-        timeout_ms = self.timeout_ms
-        if timeout_ms is not None:
+    def hold_run(self, run: RequestRun) -> None:
+        """Release `run` at the end, and fail it when the deadline passes."""
+        self._run = run
+        left_s = self.left_s
+        if left_s is not None:
             error = DeadlineError("the deadline passed before the request was done")
-            self._timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, stream.fail, error)
+            self._timer = asyncio.get_running_loop().call_later(left_s, run.fail, error)
+
+    def began(self) -> None:
+        """The first token is there."""
+        self.first_token_at = time.perf_counter()
+        if self._ticket is not None:
+            self._ticket.began()
 
     def finish(self, finish: inference_pb2.Finish) -> None:
         """The request has its result."""
@@ -105,11 +115,10 @@ class RequestScope:
         """Give everything back and write the log line."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._stream is not None:
-            session, stream = self._stream
-            session.release(stream)
+        if self._run is not None:
+            self._run.release()
         if self._ticket is not None:
-            self._ticket.leave()
+            self._ticket.leave(self.completion_tokens)
         record = self._record()
         self._log(record)
         self._telemetry.end(record, self._trace)

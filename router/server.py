@@ -1,4 +1,4 @@
-"""The router process: settings, model files, server, worker link, shutdown."""
+"""The router process: settings, model files, server, workers, shutdown."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from router import wire
 from router.access.interceptor import ApiKeyInterceptor
 from router.access.keys import read_keys
 from router.config import RouterConfig
-from router.dispatch.admission import Admission
-from router.dispatch.worker_link import WorkerLink
+from router.dispatch.admission import Admission, AdmissionLimits
+from router.dispatch.request_run import FailoverLimits
+from router.dispatch.tenants import Tenants
+from router.dispatch.worker_pool import PoolSettings, WorkerPool
 from router.errors import CheckpointError
 from router.model import TextModel
 from router.service import SERVICE, InferenceService
@@ -49,7 +51,7 @@ async def serve(config: RouterConfig, model: TextModel) -> None:
     """Serve until a signal, then drain. Raises OSError: the address cannot be bound or the ready file not written."""
     with running_telemetry("router", config) as telemetry:
         router = await Router.start(config, model, telemetry)
-        log.info("listening", address=router.address, worker=config.worker, metrics=telemetry.metrics_address)
+        log.info("listening", address=router.address, workers=config.worker, metrics=telemetry.metrics_address)
         try:
             if config.ready_file is not None:
                 write_ready_file(config.ready_file, router.address)
@@ -64,24 +66,29 @@ async def serve(config: RouterConfig, model: TextModel) -> None:
 class Router:
     """A running router. `background` ends only by cancellation or by a failure."""
 
-    def __init__(self, started: GrpcServer, link: WorkerLink, admission: Admission) -> None:
+    def __init__(self, started: GrpcServer, pool: WorkerPool, admission: Admission) -> None:
         self._started = started
-        self._link = link
+        self._pool = pool
         self._admission = admission
         self.background = asyncio.create_task(self._run())
 
     @classmethod
     async def start(cls, config: RouterConfig, model: TextModel, telemetry: Telemetry) -> Router:
-        """Listen, and begin to connect to the worker.
+        """Listen, and begin to connect to the workers.
 
         Raises OSError: the address cannot be bound. Raises SettingsError: a file of certificates or keys is wrong.
         """
         security = _security(config)
-        admission = Admission(config.max_requests, config.max_prompt_tokens, config.retry_after_ms)
-        link = WorkerLink(config.worker, config.worker_channels(), model.vocab_size, config.heartbeat_s)
+        settings = PoolSettings(config.worker, model.vocab_size, config.heartbeat_s, config.resolve_s)
+        pool = WorkerPool(settings, config.worker_channels())
+        limits = AdmissionLimits(
+            config.max_requests, config.max_prompt_tokens, config.max_queue_s, config.retry_after_ms
+        )
+        admission = Admission(limits, Tenants(), pool.outlook)
         router_telemetry = RouterTelemetry(telemetry)
-        router_telemetry.observe(lambda: int(link.serving))
-        service = InferenceService(model, link, admission, router_telemetry)
+        router_telemetry.observe(lambda: pool.num_serving)
+        failover = FailoverLimits(config.failover_moves, config.failover_wait_s)
+        service = InferenceService(model, pool, failover, admission, router_telemetry)
         started = await start_server(
             lambda server: wire.register(SERVICE, service, server, config.stall_s),
             (SERVICE.full_name,),
@@ -89,7 +96,7 @@ class Router:
             config.max_message_bytes,
             security,
         )
-        return cls(started, link, admission)
+        return cls(started, pool, admission)
 
     @property
     def address(self) -> str:
@@ -99,7 +106,7 @@ class Router:
     async def drain(self, limit_s: float) -> None:
         """Turn NOT_SERVING, refuse new requests, and wait for the running ones, at most `limit_s`."""
         self._admission.close()
-        self._link.changed.set()
+        self._pool.changed.fire()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._admission.wait_idle(), limit_s)
 
@@ -112,15 +119,15 @@ class Router:
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._link.run())
-            tasks.create_task(self._follow_link())
+            tasks.create_task(self._pool.run())
+            tasks.create_task(self._follow_workers())
 
-    async def _follow_link(self) -> None:
-        """Our health is that of the worker as we see it, until we drain."""
+    async def _follow_workers(self) -> None:
+        """We are ready while any worker is, until we drain."""
         while True:
-            self._link.changed.clear()
-            await self._started.set_serving(self._link.serving and not self._admission.closed)
-            await self._link.changed.wait()
+            seen = self._pool.changed.count
+            await self._started.set_serving(self._pool.num_serving > 0 and not self._admission.closed)
+            await self._pool.changed.wait_beyond(seen)
 
 
 def _security(config: RouterConfig) -> ServerSecurity:

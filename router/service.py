@@ -9,9 +9,11 @@ import grpc
 
 from glmserve.engine.v1 import engine_pb2
 from glmserve.inference.v1 import inference_pb2
+from glmserve.service import identity
 from glmserve.service.status import InvalidArgumentError, NotFoundError
 from router.dispatch.admission import Admission
-from router.dispatch.worker_link import WorkerLink
+from router.dispatch.request_run import FailoverLimits
+from router.dispatch.worker_pool import WorkerPool
 from router.errors import UnsupportedError, echo
 from router.generation import Delta, Generation, GenerationPlan
 from router.model import TextModel
@@ -39,10 +41,16 @@ class InferenceService:
     """Handlers, one method an RPC (`router.wire.register`). Stateless between requests."""
 
     def __init__(
-        self, model: TextModel, link: WorkerLink, admission: Admission, telemetry: RouterTelemetry
+        self,
+        model: TextModel,
+        pool: WorkerPool,
+        failover: FailoverLimits,
+        admission: Admission,
+        telemetry: RouterTelemetry,
     ) -> None:
         self._model = model
-        self._link = link
+        self._pool = pool
+        self._failover = failover
         self._admission = admission
         self._telemetry = telemetry
 
@@ -115,7 +123,7 @@ class InferenceService:
 
     def _worker_info(self, model: str) -> engine_pb2.GetInfoResponse:
         """Raises UnavailableError: no worker. Raises NotFoundError: it serves another model."""
-        info = self._link.info
+        info = self._pool.info
         if model not in ("", info.model_name):
             raise NotFoundError(f"model: {echo(model)!r} is not served here; served: {info.model_name!r}")
         return info
@@ -124,9 +132,9 @@ class InferenceService:
         self, scope: RequestScope, request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest
     ) -> ModelLimits:
         """All that can be refused before the prompt is tokenised; takes a place."""
-        scope.hold_ticket(self._admission.enter())
-        info = self._worker_info(request.model)
         check_priority(request.priority)
+        scope.hold_ticket(self._admission.enter(identity.current(), request.priority, scope.left_s))
+        info = self._worker_info(request.model)
         check_sampling(request.sampling, self._model.vocab_size)
         return ModelLimits(info.max_context, self._model.vocab_size)
 
@@ -169,11 +177,17 @@ class InferenceService:
     ) -> GenerationPlan:
         check_prompt(field, prompt_ids, limits)
         params = engine_sampling(request.sampling, self._model.defaults, len(prompt_ids), limits)
-        scope.add_prompt(len(prompt_ids))
+        scope.add_prompt(len(prompt_ids), _least_tokens(request.sampling, params))
         return GenerationPlan(prompt_ids, params, tuple(request.sampling.stop), request.priority)
 
     def _run(self, scope: RequestScope, plan: GenerationPlan) -> AsyncIterator[Delta]:
-        return Generation(scope, self._model.tokenizer, self._link, plan).deltas()
+        return Generation(scope, self._model.tokenizer, self._pool, self._failover, plan).deltas()
+
+
+def _least_tokens(options: inference_pb2.SamplingOptions, params: engine_pb2.SamplingParams) -> int:
+    """How many tokens will be generated for certain."""
+    nothing_stops = params.ignore_eos and not (options.stop or options.stop_token_ids)
+    return params.max_tokens if nothing_stops else max(1, params.min_tokens)
 
 
 def _add_extras(response: inference_pb2.GenerateResponse | inference_pb2.ChatResponse, delta: Delta) -> None:

@@ -1,36 +1,81 @@
-"""How much the router takes on at once. Beyond it a request is refused at once, never queued here."""
+"""How much the router takes on. What is beyond it, or cannot be done in time, is refused at once, never queued here."""
 
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
+from glmserve.service.identity import Identity
 from glmserve.service.status import OverloadedError, UnavailableError
+from router.dispatch.tenants import Tenant, Tenants, retry_ms
+from router.dispatch.worker_pool import Outlook
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionLimits:
+    """`max_prompt_tokens`: of requests that have no token yet. `max_queue_s`: of the expected wait.
+
+    `retry_after_ms`: told to who is refused while no pace has been measured.
+    """
+
+    max_requests: int
+    max_prompt_tokens: int
+    max_queue_s: float
+    retry_after_ms: int
+
+
+def class_share(priority: int) -> float:
+    """The part of each limit that a request may fill: the last is kept for the more urgent.
+
+    Below 0: batch, half. 0: normal, nine tenths. Above 0: urgent, all.
+    """
+    if priority < 0:
+        return 0.5
+    return 0.9 if priority == 0 else 1.0
 
 
 class Admission:
-    """Counts requests and prompt tokens in flight."""
+    """Counts requests and prompt tokens in flight, and prices refusals with what the workers achieve."""
 
-    def __init__(self, max_requests: int, max_prompt_tokens: int, retry_after_ms: int) -> None:
-        self._max_requests = max_requests
-        self._max_prompt_tokens = max_prompt_tokens
-        self._retry_after_ms = retry_after_ms
+    def __init__(self, limits: AdmissionLimits, tenants: Tenants, outlook: Callable[[], Outlook]) -> None:
+        self._limits = limits
+        self._tenants = tenants
+        self._outlook = outlook
         self._requests = 0
         self._prompt_tokens = 0
         self.closed = False
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def enter(self) -> Ticket:
-        """Take a place. Raises OverloadedError: all are taken. Raises UnavailableError: closed."""
+    def enter(self, identity: Identity, priority: int, deadline_s: float | None) -> Ticket:
+        """Take a place. `deadline_s`: seconds left to the request; None: no end.
+
+        Raises OverloadedError: a limit is reached, or the queue outlasts the deadline. Raises InvalidArgumentError:
+        the caller may not have this priority. Raises UnavailableError: closed.
+        """
         if self.closed:
             raise UnavailableError("the router is shutting down; try another")
-        if self._requests >= self._max_requests:
-            raise OverloadedError(
-                f"{self._requests} requests in flight, at most {self._max_requests}", self._retry_after_ms
+        outlook, share = self._outlook(), class_share(priority)
+        most = math.ceil(self._limits.max_requests * share)
+        if self._requests >= most:
+            raise self._refusal(
+                f"{self._requests} requests in flight, at most {most} at this priority",
+                outlook.total.places_s(self._requests - most + 1),
             )
+        longest_s = self._limits.max_queue_s * share
+        if outlook.queue_s > longest_s:
+            raise self._refusal(
+                f"the expected wait is {outlook.queue_s:.1f} s, at most {longest_s:g} s at this priority",
+                outlook.queue_s - longest_s,
+            )
+        self._check_deadline(deadline_s, outlook.queue_s)
+        place_s = outlook.total.places_s(1) or self._limits.retry_after_ms / 1000
+        tenant = self._tenants.enter(identity, priority, place_s)
         self._requests += 1
         self._idle.clear()
-        return Ticket(self)
+        return Ticket(self, tenant, share)
 
     def close(self) -> None:
         """Refuse new requests from now on."""
@@ -40,37 +85,65 @@ class Admission:
         """Return when no request is in flight."""
         await self._idle.wait()
 
-    def add_prompt(self, tokens: int) -> None:
-        """Count a prompt. One larger than the limit is taken when it is alone."""
-        if self._prompt_tokens and self._prompt_tokens + tokens > self._max_prompt_tokens:
-            raise OverloadedError(
-                f"{self._prompt_tokens} prompt tokens in flight, at most {self._max_prompt_tokens}",
-                self._retry_after_ms,
+    def add_prompt(self, ticket: Ticket, tokens: int, least_tokens: int, deadline_s: float | None) -> None:
+        """Count a prompt; one larger than the limit is taken when it is alone. Raises OverloadedError."""
+        outlook = self._outlook()
+        most = math.ceil(self._limits.max_prompt_tokens * ticket.share)
+        if self._prompt_tokens and self._prompt_tokens + tokens > most:
+            raise self._refusal(
+                f"{self._prompt_tokens} prompt tokens wait, with {tokens} more they exceed {most} at this priority",
+                outlook.total.prefill_s(self._prompt_tokens + tokens - most),
             )
+        decode_s = outlook.pace.decode_s(max(0, least_tokens - 1), outlook.running)
+        self._check_deadline(deadline_s, outlook.queue_s + outlook.pace.prefill_s(tokens) + decode_s)
+        self._tenants.add_prompt(ticket.tenant, tokens)
         self._prompt_tokens += tokens
 
-    def leave(self, prompt_tokens: int) -> None:
-        """Give back a place and its prompt tokens."""
+    def computed(self, tokens: int) -> None:
+        """A prompt waits no longer."""
+        self._prompt_tokens -= tokens
+
+    def leave(self, tenant: Tenant, completion_tokens: int) -> None:
+        """Give back a place."""
+        self._tenants.charge(tenant, completion_tokens)
+        self._tenants.leave(tenant)
         self._requests -= 1
-        self._prompt_tokens -= prompt_tokens
         if self._requests == 0:
             self._idle.set()
+
+    def _check_deadline(self, deadline_s: float | None, expected_s: float) -> None:
+        if deadline_s is not None and 0 < deadline_s < expected_s:
+            raise self._refusal(
+                f"the deadline is in {deadline_s:.3g} s, and the least expected is {expected_s:.3g} s",
+                expected_s - deadline_s,
+            )
+
+    def _refusal(self, message: str, wait_s: float) -> OverloadedError:
+        return OverloadedError(message, retry_ms(wait_s) if wait_s > 0 else self._limits.retry_after_ms)
 
 
 class Ticket:
     """One request's place, to be given back exactly once."""
 
-    __slots__ = ("_admission", "_prompt_tokens")
+    __slots__ = ("_admission", "_waiting_tokens", "share", "tenant")
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, tenant: Tenant, share: float) -> None:
         self._admission = admission
-        self._prompt_tokens = 0
+        self._waiting_tokens = 0
+        self.tenant = tenant
+        self.share = share
 
-    def add_prompt(self, tokens: int) -> None:
-        """Count the prompt of this request. Raises OverloadedError: no room for it."""
-        self._admission.add_prompt(tokens)
-        self._prompt_tokens += tokens
+    def add_prompt(self, tokens: int, least_tokens: int, deadline_s: float | None) -> None:
+        """Count the prompt of this request, which generates `least_tokens` or more. Raises OverloadedError."""
+        self._admission.add_prompt(self, tokens, least_tokens, deadline_s)
+        self._waiting_tokens = tokens
 
-    def leave(self) -> None:
+    def began(self) -> None:
+        """The first token is there: the prompt waits no longer. Idempotent."""
+        self._admission.computed(self._waiting_tokens)
+        self._waiting_tokens = 0
+
+    def leave(self, completion_tokens: int) -> None:
         """Give the place back."""
-        self._admission.leave(self._prompt_tokens)
+        self.began()
+        self._admission.leave(self.tenant, completion_tokens)

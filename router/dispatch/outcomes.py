@@ -14,8 +14,8 @@ from glmserve.service.status import (
     InvalidArgumentError,
     OverloadedError,
     ServiceError,
-    UnavailableError,
 )
+from router.errors import WorkerLostError
 
 log = structlog.get_logger()
 
@@ -31,7 +31,7 @@ def finish_error(finish: engine_pb2.Finish, request_id: str) -> ServiceError | N
     if reason == engine_pb2.FINISH_REASON_TIMEOUT:
         return DeadlineError("the deadline passed before the request was done")
     if reason == engine_pb2.FINISH_REASON_UNAVAILABLE:
-        return UnavailableError("the engine worker is shutting down or failed; try again")
+        return WorkerLostError("the engine worker is shutting down or failed; try again")
     name = _name(engine_pb2.FinishReason, reason)
     log.error("worker_failed_request", error_id=request_id, reason=name)
     if reason == engine_pb2.FINISH_REASON_NUMERICAL_ERROR:
@@ -46,7 +46,7 @@ def rejection_error(rejection: engine_pb2.Rejection) -> ServiceError:
     if rejection.reason == engine_pb2.REJECTION_REASON_OVERLOADED:
         return OverloadedError(rejection.message, rejection.retry_after_ms)
     if rejection.reason == engine_pb2.REJECTION_REASON_UNAVAILABLE:
-        return UnavailableError(rejection.message)
+        return WorkerLostError(rejection.message)
     error_id = uuid.uuid4().hex
     name = _name(engine_pb2.RejectionReason, rejection.reason)
     log.error("worker_rejected_request", error_id=error_id, reason=name, message=rejection.message)

@@ -1,6 +1,6 @@
 """One Serve stream to a worker, from its first byte to its loss.
 
-Ownership: the session holds every request submitted on it. When the stream ends, all of them end UNAVAILABLE.
+Ownership: the session holds every request submitted on it. When the stream ends, all of them fail WorkerLostError.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from glmserve.engine.v1 import engine_pb2, engine_pb2_grpc
-from glmserve.service.status import UnavailableError
 from router.dispatch.outcomes import rejection_error
 from router.dispatch.token_stream import TokenStream
+from router.errors import WorkerLostError
 
 ENGINE_SERVICE = "glmserve.engine.v1.EngineService"
 # Responses the worker may be ahead of us. Enough to cover a round trip at any step rate; beyond it the worker merges.
@@ -34,11 +34,14 @@ class LinkLostError(Exception):
 class ServeSession:
     """Submits, aborts and credit one way; outputs, finishes, rejections and load the other."""
 
-    def __init__(self, channel: grpc.aio.Channel, heartbeat_s: float, on_change: Callable[[], None]) -> None:
-        """`on_change` is called when `serving` may have changed."""
+    def __init__(
+        self, channel: grpc.aio.Channel, heartbeat_s: float, step_timeout_ms: int, on_change: Callable[[], None]
+    ) -> None:
+        """`step_timeout_ms`: when a step is stuck; 0: never. `on_change`: called when `serving` may have changed."""
         self._engine = engine_pb2_grpc.EngineServiceStub(channel)
         self._health = health_pb2_grpc.HealthStub(channel)
         self._heartbeat_s = heartbeat_s
+        self._step_timeout_ms = step_timeout_ms
         self._on_change = on_change
         self._ids = itertools.count(1)
         self._open: dict[int, TokenStream] = {}
@@ -48,14 +51,25 @@ class ServeSession:
         self._spent_credit = 0
         self._outgoing = asyncio.Event()
         self._outgoing.set()
-        self._heard = False
+        self._clock = asyncio.get_running_loop().time
+        self._heard_at = self._clock()
         self._healthy = False
         self.load: engine_pb2.Load | None = None
+        # Lost while it said that it served.
+        self.failed = False
+        # Submitted since that load.
+        self.new_requests = 0
+        self.new_prompt_tokens = 0
 
     @property
     def serving(self) -> bool:
         """The stream is up and the worker takes requests."""
         return self._healthy and self.load is not None and not self.load.draining
+
+    @property
+    def open_requests(self) -> int:
+        """Submitted and not ended."""
+        return len(self._open)
 
     async def run(self) -> None:
         """Work until the stream is lost. Raises an ExceptionGroup of AioRpcError and LinkLostError; never returns."""
@@ -68,10 +82,11 @@ class ServeSession:
                 tasks.create_task(self._beat())
         finally:
             call.cancel()
+            self.failed = self.serving
             self.load = None
             self._on_change()
             for stream in self._open.values():
-                stream.fail(UnavailableError("the connection to the engine worker was lost; try again"))
+                stream.fail(WorkerLostError("the connection to the engine worker was lost; try again"))
             self._open.clear()
 
     def submit(self, submit: engine_pb2.Submit) -> TokenStream:
@@ -80,6 +95,8 @@ class ServeSession:
         submit.request_id = request_id
         stream = self._open[request_id] = TokenStream(request_id)
         self._submits[request_id] = submit
+        self.new_requests += 1
+        self.new_prompt_tokens += len(submit.prompt_token_ids)
         self._outgoing.set()
         return stream
 
@@ -101,14 +118,20 @@ class ServeSession:
 
     async def _read(self, call: ServeCall) -> None:
         async for response in call:
-            self._heard = True
+            self._heard_at = self._clock()
             if response.HasField("load"):
-                self.load = response.load
-                self._on_change()
+                self._take_load(response.load)
             self._dispatch(response)
             if response.outputs:
                 self._spend_credit()
         raise LinkLostError("the worker ended the stream")
+
+    def _take_load(self, load: engine_pb2.Load) -> None:
+        if 0 < self._step_timeout_ms < load.step_age_ms:
+            raise LinkLostError(f"its engine is stuck: a step has not ended for {load.step_age_ms} ms")
+        self.load = load
+        self.new_requests = self.new_prompt_tokens = 0
+        self._on_change()
 
     def _dispatch(self, response: engine_pb2.ServeResponse) -> None:
         streams = self._open
@@ -165,9 +188,11 @@ class ServeSession:
     async def _beat(self) -> None:
         """After a silent interval ask for the load: a worker that cannot answer within another one is gone."""
         while True:
-            await asyncio.sleep(self._heartbeat_s)
-            if not self._heard:
-                reply = await self._engine.GetLoad(engine_pb2.GetLoadRequest(), timeout=self._heartbeat_s)
-                if self.load is not None:
-                    self.load = reply.load
-            self._heard = False
+            silent_s = self._clock() - self._heard_at
+            if silent_s < self._heartbeat_s:
+                await asyncio.sleep(self._heartbeat_s - silent_s)
+                continue
+            reply = await self._engine.GetLoad(engine_pb2.GetLoadRequest(), timeout=self._heartbeat_s)
+            self._heard_at = self._clock()
+            if self.load is not None:  # `serving` begins with the stream's own first load
+                self._take_load(reply.load)

@@ -1,16 +1,19 @@
-"""The router's connection to its worker: keeps one Serve stream up, and says so when it is not."""
+"""The router's connection to one worker: keeps a Serve stream up, and says so when it is not."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 
 import grpc
 import structlog
 
 from glmserve.engine.v1 import engine_pb2, engine_pb2_grpc
+from glmserve.service.pace import UNKNOWN, Pace
 from glmserve.service.status import UnavailableError
 from glmserve.service.tls import Channels
+from router.dispatch.breaker import Breaker
 from router.dispatch.serve_session import LinkLostError, ServeSession
 from router.dispatch.token_stream import TokenStream
 
@@ -37,38 +40,79 @@ _CHANNEL_OPTIONS = (
 class WorkerLink:
     """Requests go to the session that is up; while none is, they are refused at once.
 
-    `info`: what the worker says of itself. `changed` is set whenever `serving` may have changed.
+    `down_reason`: why none is. `retired`: nothing new goes there, and a lost stream is not opened again.
     """
 
-    def __init__(self, address: str, channels: Channels, vocab_size: int, heartbeat_s: float) -> None:
-        """`vocab_size`: of the model directory; a worker with another one serves another model and is not used."""
-        self._address = address
+    def __init__(
+        self, address: str, channels: Channels, vocab_size: int, heartbeat_s: float, on_change: Callable[[], None]
+    ) -> None:
+        """`vocab_size`: of the model directory; a worker with another one serves another model and is not used.
+
+        `on_change` is called whenever `serving` may have changed.
+        """
+        self.address = address
+        self.breaker = Breaker()
+        self.retired = False
+        self.down_reason = "not connected yet"
         self._channels = channels
         self._vocab_size = vocab_size
         self._heartbeat_s = heartbeat_s
+        self._on_change = on_change
         self._session: ServeSession | None = None
         self._info: engine_pb2.GetInfoResponse | None = None
-        self._down_reason = "not connected yet"
-        self.changed = asyncio.Event()
 
     @property
     def serving(self) -> bool:
         """A request submitted now would reach a worker that takes it."""
-        return self._session is not None and self._session.serving
+        return self._session is not None and self._session.serving and not self.retired
 
     @property
     def info(self) -> engine_pb2.GetInfoResponse:
-        """Raises UnavailableError: no worker takes requests now."""
+        """What the worker says of itself. Raises UnavailableError: it takes no requests now."""
         if not self.serving or self._info is None:
             raise self._down()
         return self._info
 
+    @property
+    def open_requests(self) -> int:
+        """Of all routers, as the worker last said, and of this one since."""
+        session = self._session
+        if session is None or session.load is None:
+            return 0
+        reported = session.load.running_requests + session.load.waiting_requests + session.new_requests
+        return max(session.open_requests, reported)
+
+    @property
+    def running_requests(self) -> int:
+        """Of all routers, as the worker last said."""
+        return 0 if self._session is None or self._session.load is None else self._session.load.running_requests
+
+    @property
+    def pace(self) -> Pace:
+        """How fast the worker works, as it last said."""
+        load = None if self._session is None else self._session.load
+        if load is None:
+            return UNKNOWN
+        return Pace(load.prefill_tokens_per_s, load.decode_tokens_per_s, load.tokens_per_request)
+
+    @property
+    def queue_s(self) -> float:
+        """How long a request submitted now would wait, by the worker's pace and what is before it."""
+        session = self._session
+        if session is None or session.load is None or self._info is None:
+            return 0.0
+        return self.pace.queue_s(
+            free_places=self._info.max_running_requests - session.load.running_requests,
+            waiting_requests=session.load.waiting_requests + session.new_requests,
+            waiting_prompt_tokens=session.load.waiting_prompt_tokens + session.new_prompt_tokens,
+        )
+
     async def run(self) -> None:
-        """Connect, serve, reconnect with backoff, until cancelled."""
+        """Connect, serve, reconnect with backoff, until cancelled or retired."""
         backoff_s = _MIN_BACKOFF_S
-        while True:
+        while not self.retired:
             # A channel for each attempt, so that each has the certificates of its time.
-            async with self._channels.open(self._address, _CHANNEL_OPTIONS) as channel:
+            async with self._channels.open(self.address, _CHANNEL_OPTIONS) as channel:
                 if await self._connect_and_serve(channel):
                     backoff_s = _MIN_BACKOFF_S
             # Jitter keeps the routers of a restarted worker from arriving together.
@@ -78,15 +122,16 @@ class WorkerLink:
     def submit(self, submit: engine_pb2.Submit) -> tuple[ServeSession, TokenStream]:
         """Send a request; its request_id is set here. The session is the one to abort and release it on.
 
-        Raises UnavailableError: no worker takes requests now.
+        Raises UnavailableError: the worker takes no requests now.
         """
         session = self._session
-        if session is None or not session.serving:
+        if session is None or not self.serving:
             raise self._down()
+        self.breaker.began()
         return session, session.submit(submit)
 
     def _down(self) -> UnavailableError:
-        return UnavailableError(f"no engine worker at {self._address}: {self._down_reason}")
+        return UnavailableError(f"no engine worker at {self.address}: {self.down_reason}")
 
     async def _connect_and_serve(self, channel: grpc.aio.Channel) -> bool:
         """One attempt. True if the worker was reached, however it ended."""
@@ -100,9 +145,9 @@ class WorkerLink:
             reason = _first_rpc_error(group)
         except* LinkLostError as group:
             reason = str(group.exceptions[0])
-        if connected or reason != self._down_reason:
-            log.warning("worker_down", worker=self._address, reason=reason)
-        self._down_reason = reason
+        if connected or reason != self.down_reason:
+            log.warning("worker_down", worker=self.address, reason=reason)
+        self.down_reason = reason
         return connected
 
     async def _connect(self, channel: grpc.aio.Channel) -> None:
@@ -114,16 +159,20 @@ class WorkerLink:
                 f"{self._vocab_size}; start both on the same model directory"
             )
         self._info = info
-        log.info("worker_connected", worker=self._address, model=info.model_name, version=info.version)
+        log.info("worker_connected", worker=self.address, model=info.model_name, version=info.version)
 
     async def _serve(self, channel: grpc.aio.Channel) -> None:
-        self._down_reason = "it is starting or draining"
-        self._session = ServeSession(channel, self._heartbeat_s, self.changed.set)
+        assert self._info is not None
+        self.down_reason = "it is starting or draining"
+        session = ServeSession(channel, self._heartbeat_s, self._info.step_timeout_ms, self._on_change)
+        self._session = session
         try:
-            await self._session.run()
+            await session.run()
         finally:
+            if session.failed:
+                self.breaker.failed()
             self._session = None
-            self.changed.set()
+            self._on_change()
 
 
 def _first_rpc_error(group: BaseExceptionGroup[grpc.aio.AioRpcError]) -> str:

@@ -120,7 +120,7 @@ async def test_credit_is_given_as_responses_are_taken() -> None:
 
 
 async def test_a_lost_worker_ends_requests_unavailable_and_a_restart_heals() -> None:
-    async with bench() as b:
+    async with bench(failover_moves=0) as b:
         calls = [b.client.Generate(generate()) for _ in range(4)]
         for _ in calls:
             b.worker.tokens((await b.worker.submits.get()).request_id, encode("x"))
@@ -142,7 +142,7 @@ async def test_a_lost_worker_ends_requests_unavailable_and_a_restart_heals() -> 
 
 
 async def test_a_stream_that_ends_is_opened_again() -> None:
-    async with bench() as b:
+    async with bench(failover_moves=0) as b:
         call = b.client.Generate(generate())
         await b.worker.submits.get()
         b.worker.connected.clear()
@@ -174,7 +174,7 @@ async def test_a_load_that_says_draining_counts_as_not_serving() -> None:
 
 
 async def test_a_silent_worker_is_asked_and_given_up_when_it_does_not_answer() -> None:
-    async with bench(heartbeat_s=0.05) as b:
+    async with bench(heartbeat_s=0.05, failover_moves=0) as b:
         for _ in range(3):
             await b.worker.load_polls.get()
         call = b.client.Generate(generate())
@@ -202,7 +202,7 @@ async def test_a_worker_with_another_model_is_not_used() -> None:
     ],
 )
 async def test_the_workers_failures_become_statuses_after_the_text_so_far(reason: str, code: grpc.StatusCode) -> None:
-    async with bench() as b:
+    async with bench(failover_moves=0) as b:
         call = b.client.Generate(generate())
         submit = await b.worker.submits.get()
         b.worker.finish(submit.request_id, encode("part"), reason)
@@ -223,7 +223,7 @@ async def test_the_workers_failures_become_statuses_after_the_text_so_far(reason
     ],
 )
 async def test_the_workers_rejections_become_statuses(reason: str, code: grpc.StatusCode) -> None:
-    async with bench() as b:
+    async with bench(failover_moves=0) as b:
         call = b.client.Generate(generate())
         response = engine_pb2.ServeResponse()
         response.rejections.add(

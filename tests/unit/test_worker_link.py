@@ -8,9 +8,8 @@ import grpc
 import pytest
 
 from glmserve.engine.v1 import engine_pb2
-from glmserve.service.status import DeadlineError, OverloadedError, UnavailableError
+from glmserve.service.status import DeadlineError, UnavailableError
 from glmserve.service.tls import Channels
-from router.dispatch.admission import Admission
 from router.dispatch.serve_session import CREDIT_WINDOW, ServeSession
 from router.dispatch.token_stream import TokenStream
 from router.dispatch.worker_link import WorkerLink
@@ -29,7 +28,7 @@ def submit(size: int = 1) -> engine_pb2.Submit:
 
 async def make_session() -> ServeSession:
     # Nothing is sent before `run`, so no server is needed.
-    return ServeSession(grpc.aio.insecure_channel("127.0.0.1:1"), 1.0, lambda: None)
+    return ServeSession(grpc.aio.insecure_channel("127.0.0.1:1"), 1.0, 0, lambda: None)
 
 
 class TestTokenStream:
@@ -135,7 +134,7 @@ class TestServeSession:
 
 class TestWorkerLink:
     async def test_refuses_at_once_while_no_worker_is_there(self) -> None:
-        link = WorkerLink("127.0.0.1:1", Channels(None), vocab_size=10, heartbeat_s=1.0)
+        link = WorkerLink("127.0.0.1:1", Channels(None), vocab_size=10, heartbeat_s=1.0, on_change=lambda: None)
         assert not link.serving
         with pytest.raises(UnavailableError, match="no engine worker at 127.0.0.1:1: not connected yet"):
             link.submit(submit())
@@ -143,43 +142,8 @@ class TestWorkerLink:
             _ = link.info
 
     async def test_says_why_the_worker_cannot_be_reached(self) -> None:
-        link = WorkerLink("127.0.0.1:1", Channels(None), vocab_size=10, heartbeat_s=1.0)
+        link = WorkerLink("127.0.0.1:1", Channels(None), vocab_size=10, heartbeat_s=1.0, on_change=lambda: None)
         async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
             assert not await link._connect_and_serve(channel)
         with pytest.raises(UnavailableError, match="UNAVAILABLE: .*refused"):
             link.submit(submit())
-
-
-class TestAdmission:
-    def test_counts_go_back_to_zero(self) -> None:
-        admission = Admission(max_requests=1, max_prompt_tokens=10, retry_after_ms=5)
-        for _ in range(3):
-            ticket = admission.enter()
-            ticket.add_prompt(11)
-            with pytest.raises(OverloadedError) as caught:
-                admission.enter()
-            assert caught.value.retry_after_ms == 5
-            ticket.leave()
-
-    @pytest.mark.parametrize(("tokens", "fits"), [(0, True), (4, True), (5, False)])
-    def test_prompt_tokens_up_to_the_limit(self, tokens: int, fits: bool) -> None:
-        admission = Admission(max_requests=2, max_prompt_tokens=10, retry_after_ms=5)
-        admission.enter().add_prompt(6)
-        ticket = admission.enter()
-        if fits:
-            ticket.add_prompt(tokens)
-        else:
-            with pytest.raises(OverloadedError, match="6 prompt tokens in flight, at most 10"):
-                ticket.add_prompt(tokens)
-
-    async def test_closed_refuses_and_idle_comes_with_the_last(self) -> None:
-        admission = Admission(max_requests=2, max_prompt_tokens=10, retry_after_ms=5)
-        ticket = admission.enter()
-        admission.close()
-        with pytest.raises(UnavailableError):
-            admission.enter()
-        waiting = asyncio.create_task(admission.wait_idle())
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        ticket.leave()
-        await waiting
