@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from deploy.cli import bench, chat, generate, key, model, plan, services
+from deploy.cli import bench, chat, generate, key, model, plan, services, top
 from deploy.cli.console import messages
 from deploy.errors import DeployError
 
@@ -39,6 +39,7 @@ app.command(context_settings=services.PASS_ON)(services.worker)
 app.command()(generate.generate)
 app.command()(chat.chat)
 app.add_typer(key.app, name="key")
+app.command()(top.top)
 app.add_typer(bench.app, name="bench")
 app.add_typer(model.app, name="model")
 app.add_typer(plan.app, name="plan")
