@@ -258,7 +258,10 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         reason = None
         # What another worker had begun was admitted there: only the bound of the stream holds for it.
         if not submit.generated_token_ids:
-            reason = self._backlog.refusal(len(submit.prompt_token_ids)) or _too_late(submit, load.pace, queue_s)
+            reason = self._backlog.refusal(len(submit.prompt_token_ids))
+            # An idle engine takes anything: its pace is of another time, and is measured again by taking it.
+            if reason is None and self._open_requests:
+                reason = _too_late(submit, load.pace, queue_s)
         if session.is_full:
             reason = f"the stream has {self._admission.max_requests_per_stream} requests open or unread, its maximum"
         if reason is None:

@@ -70,7 +70,7 @@ class Admission:
                 f"the expected wait is {outlook.queue_s:.1f} s, at most {longest_s:g} s at this priority",
                 outlook.queue_s - longest_s,
             )
-        self._check_deadline(deadline_s, outlook.queue_s)
+        self._check_deadline(deadline_s, outlook.queue_s, outlook)
         place_s = outlook.total.places_s(1) or self._limits.retry_after_ms / 1000
         tenant = self._tenants.enter(identity, priority, place_s)
         self._requests += 1
@@ -95,7 +95,7 @@ class Admission:
                 outlook.total.prefill_s(self._prompt_tokens + tokens - most),
             )
         decode_s = outlook.pace.decode_s(max(0, least_tokens - 1), outlook.running)
-        self._check_deadline(deadline_s, outlook.queue_s + outlook.pace.prefill_s(tokens) + decode_s)
+        self._check_deadline(deadline_s, outlook.queue_s + outlook.pace.prefill_s(tokens) + decode_s, outlook)
         self._tenants.add_prompt(ticket.tenant, tokens)
         self._prompt_tokens += tokens
 
@@ -111,8 +111,9 @@ class Admission:
         if self._requests == 0:
             self._idle.set()
 
-    def _check_deadline(self, deadline_s: float | None, expected_s: float) -> None:
-        if deadline_s is not None and 0 < deadline_s < expected_s:
+    def _check_deadline(self, deadline_s: float | None, expected_s: float, outlook: Outlook) -> None:
+        """An idle worker takes anything: its pace is of another time, and is measured again by taking it."""
+        if outlook.running and deadline_s is not None and deadline_s < expected_s:
             raise self._refusal(
                 f"the deadline is in {deadline_s:.3g} s, and the least expected is {expected_s:.3g} s",
                 expected_s - deadline_s,

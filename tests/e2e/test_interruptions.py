@@ -149,10 +149,10 @@ async def until(changes: AsyncIterator[int], wanted: int) -> None:
             return
 
 
-async def test_a_killed_worker_is_unavailable_and_its_successor_takes_over(model_dir: Path, tmp_path: Path) -> None:
+async def test_without_failover_a_killed_worker_is_unavailable_until_its_successor_serves(model_dir: Path, tmp_path: Path) -> None:
     model = ("--model", str(model_dir))
     with service("worker", "engine_worker", tmp_path, *model) as (first, address):
-        router_args = (*model, "--worker", address)
+        router_args = (*model, "--worker", address, "--failover-moves", "0")
         with service("router", "router", tmp_path, *router_args) as (_, router):
             async with connect(router) as stub, health(router) as changes:
                 await until(changes, SERVING)
