@@ -37,6 +37,10 @@ class ServiceError(Exception):
         """google.rpc details that go with the status."""
         return ()
 
+    def trailers(self) -> Sequence[tuple[str, str]]:
+        """Metadata that goes with the status."""
+        return ()
+
 
 class InvalidArgumentError(ServiceError):
     """The client's value is not allowed: `field` is its path; the text has the value and what is allowed."""
@@ -85,6 +89,10 @@ class OverloadedError(ServiceError):
         info.retry_delay.FromMilliseconds(self.retry_after_ms)
         return (info,)
 
+    def trailers(self) -> Sequence[tuple[str, str]]:
+        """A gRPC client with a retry policy waits this long (gRFC A6), instead of by its own backoff."""
+        return (("grpc-retry-pushback-ms", str(self.retry_after_ms)),)
+
 
 class DeadlineError(ServiceError):
     """The client's deadline passed."""
@@ -119,7 +127,9 @@ def to_status(error: ServiceError) -> grpc.Status:
         item.Pack(detail)
         packed.append(item)
     proto = status_pb2.Status(code=error.code.value[0], message=str(error), details=packed)
-    return rpc_status.to_status(proto)
+    status: Any = rpc_status.to_status(proto)
+    made: grpc.Status = status._replace(trailing_metadata=(*status.trailing_metadata, *error.trailers()))
+    return made
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
