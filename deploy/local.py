@@ -1,4 +1,4 @@
-"""A worker and a router on this machine: started in order, awaited through gRPC health, watched, stopped together."""
+"""Workers and a router on this machine: started in order, awaited through gRPC health, watched, stopped together."""
 
 import contextlib
 import json
@@ -25,10 +25,11 @@ _WATCH_POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class LocalOptions:
-    """What to start. The args are further flags for one service; with `echo` the services' logs go to our stderr."""
+    """What to start. The args are further flags for each service; with `echo` the services' logs go to our stderr."""
 
     model: Path
     listen: str = ANY_PORT
+    workers: int = 1
     worker_args: Sequence[str] = ()
     router_args: Sequence[str] = ()
     echo: bool = False
@@ -36,23 +37,26 @@ class LocalOptions:
 
 
 class LocalCluster:
-    """One worker and one router. `worker` and `router` are their addresses, HOST:PORT, once started."""
+    """Workers and one router. `workers` and `router` are their addresses, HOST:PORT, once started."""
 
     def __init__(self, options: LocalOptions, directory: Path) -> None:
-        self.worker = self.router = ""
+        self.workers: list[str] = []
+        self.router = ""
         self._options = options
         self._directory = directory  # of the ready files
         self._deadline = time.monotonic() + options.start_seconds
         self._children: list[Child] = []
 
     def start(self, report: Callable[[str], None]) -> None:
-        """Return when both serve; `report` is told what is being waited for. Raises ServiceError."""
+        """Return when all serve; `report` is told what is being waited for. Raises ServiceError."""
         options = self._options
-        report("starting the worker")
-        self.worker = self._launch("worker", "engine_worker", ANY_PORT, options.worker_args)
-        self._wait_healthy("worker", self.worker)
+        names = ["worker"] if options.workers == 1 else [f"worker {number + 1}" for number in range(options.workers)]
+        for name in names:
+            report(f"starting the {name}")
+            self.workers.append(self._launch(name, "engine_worker", ANY_PORT, options.worker_args))
+            self._wait_healthy(name, self.workers[-1])
         report("starting the router")
-        router_args = ("--worker", self.worker, *options.router_args)
+        router_args = ("--worker", ",".join(self.workers), *options.router_args)
         self.router = self._launch("router", "router", options.listen, router_args)
         self._wait_healthy("router", self.router)
 
@@ -62,7 +66,7 @@ class LocalCluster:
         return self._children[-1].pid
 
     def check(self) -> None:
-        """ServiceError if either has ended."""
+        """ServiceError if one has ended."""
         for child in self._children:
             child.check()
 
@@ -73,7 +77,7 @@ class LocalCluster:
             time.sleep(_WATCH_POLL_SECONDS)
 
     def stop(self) -> None:
-        """The router first, so that nothing new reaches the worker. An interrupt while waiting kills both."""
+        """The router first, so that nothing new reaches a worker. An interrupt while waiting kills all."""
         try:
             for child in reversed(self._children):
                 child.stop()
@@ -111,7 +115,7 @@ class LocalCluster:
 
 @contextlib.contextmanager
 def local_cluster(options: LocalOptions, report: Callable[[str], None]) -> Iterator[LocalCluster]:
-    """Run the pair for the time of the `with` block. SIGTERM and SIGHUP end the block, and so the pair."""
+    """Run all for the time of the `with` block. SIGTERM and SIGHUP end the block, and so the services."""
     with tempfile.TemporaryDirectory(prefix="glmserve-") as directory, _signals_that_exit():
         cluster = LocalCluster(options, Path(directory))
         try:

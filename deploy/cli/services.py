@@ -20,27 +20,29 @@ def serve(
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where the router listens; port 0 is any free one.")
     ] = "127.0.0.1:0",
+    workers: Annotated[int, typer.Option(min=1, max=64, metavar="N", help="How many workers.")] = 1,
     worker_config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The worker's settings (see `glm worker --help`).")
+        Path | None, typer.Option(metavar="FILE", help="The workers' settings (see `glm worker --help`).")
     ] = None,
     router_config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The router's settings (see `glm router --help`).")
     ] = None,
 ) -> None:
-    """Run a worker and a router on this machine until Ctrl-C."""
+    """Run workers and a router on this machine until Ctrl-C."""
     from deploy.local import LocalOptions, local_cluster  # noqa: PLC0415 - gRPC is slow to import
 
     options = LocalOptions(
         model=model_directory(model),
         listen=listen,
+        workers=workers,
         worker_args=["--config", str(worker_config)] if worker_config else [],
         router_args=["--config", str(router_config)] if router_config else [],
         echo=True,
     )
     try:
         with local_cluster(options, messages.print) as cluster:
-            print(f"router {cluster.router}", f"worker {cluster.worker}", sep="\n", flush=True)
-            messages.print("serving; Ctrl-C stops both")
+            print(f"router {cluster.router}", *(f"worker {worker}" for worker in cluster.workers), sep="\n", flush=True)
+            messages.print("serving; Ctrl-C stops all")
             cluster.watch()
     except KeyboardInterrupt:
         messages.print("stopped")

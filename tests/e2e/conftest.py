@@ -56,5 +56,5 @@ class Worker:
 
 @pytest.fixture
 async def worker(cluster: LocalCluster) -> AsyncIterator[Worker]:
-    async with grpc.aio.insecure_channel(cluster.worker) as channel:
+    async with grpc.aio.insecure_channel(cluster.workers[0]) as channel:
         yield Worker(channel)

@@ -149,7 +149,9 @@ async def until(changes: AsyncIterator[int], wanted: int) -> None:
             return
 
 
-async def test_without_failover_a_killed_worker_is_unavailable_until_its_successor_serves(model_dir: Path, tmp_path: Path) -> None:
+async def test_without_failover_a_killed_worker_is_unavailable_until_its_successor_serves(
+    model_dir: Path, tmp_path: Path
+) -> None:
     model = ("--model", str(model_dir))
     with service("worker", "engine_worker", tmp_path, *model) as (first, address):
         router_args = (*model, "--worker", address, "--failover-moves", "0")

@@ -92,6 +92,6 @@ def test_a_bad_setting_is_named(model_dir: Path, args: tuple[str, ...], named: s
 
 
 def test_an_address_in_use_is_named(cluster: Any, model_dir: Path) -> None:
-    ended = start_worker("--model", str(model_dir), "--listen", cluster.worker)
+    ended = start_worker("--model", str(model_dir), "--listen", cluster.workers[0])
     assert ended.returncode == 2
-    assert cluster.worker in ended.stderr
+    assert cluster.workers[0] in ended.stderr

@@ -69,10 +69,20 @@ def test_the_pair_is_started_with_its_flags_and_stopped_in_order(programs: Path)
         router = json.loads((programs / "router.args").read_text())
     assert worker[:4] == ["--model", "/model", "--listen", "127.0.0.1:0"]
     assert worker[-2:] == ["--threads", "1"]
-    assert router[-4:] == ["--worker", cluster.worker, "--drain-s", "2"]
-    assert cluster.router != cluster.worker
+    assert router[-4:] == ["--worker", cluster.workers[0], "--drain-s", "2"]
+    assert cluster.router != cluster.workers[0]
     assert told == ["starting the worker", "starting the router"]
     assert (programs / "stopped").read_text() == "router\nengine_worker\n"
+
+
+def test_several_workers_are_all_named_to_the_router(programs: Path) -> None:
+    told: list[str] = []
+    with local_cluster(LocalOptions(Path("/model"), workers=3), told.append) as cluster:
+        router = json.loads((programs / "router.args").read_text())
+        assert len(set(cluster.workers)) == 3
+    assert router[-2:] == ["--worker", ",".join(cluster.workers)]
+    assert told == ["starting the worker 1", "starting the worker 2", "starting the worker 3", "starting the router"]
+    assert (programs / "stopped").read_text().splitlines() == ["router", *["engine_worker"] * 3]
 
 
 def test_an_error_inside_the_block_stops_the_pair(programs: Path) -> None:
