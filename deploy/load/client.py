@@ -80,16 +80,18 @@ class LoadClient:
         return await asyncio.gather(*tasks)
 
     async def run_closed(self, shape: Arrival, concurrency: int, seconds: float) -> list[Sample]:
-        """Keep `concurrency` requests of one shape in flight; none is begun after `seconds`."""
+        """Keep `concurrency` requests of one shape in flight; after `seconds` those begun are finished, no more."""
         self._start = time.perf_counter()
         samples: list[Sample] = []
 
         async def user() -> None:
-            while (now := self._now()) < seconds:
-                sample = await self._send(shape, now)
+            while True:
+                sample = await self._send(shape, self._now())
                 samples.append(sample)
                 if sample.retry_after_ms is not None:
                     await asyncio.sleep(sample.retry_after_ms / 1000)
+                if self._now() >= seconds:
+                    return
 
         async with asyncio.TaskGroup() as users:
             for _ in range(concurrency):
