@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.errors import CheckpointError, UnsupportedError
 from engine_worker.models import build_model
+from tests.fuzzing import fuzz
 from tests.unit.checkpoint_files import CHANNEL_QUANTIZATION, tiny_config, tiny_tensors, write_checkpoint
 
 FILES = ("config.json", "model.safetensors.index.json", "model-0.safetensors")
@@ -27,7 +28,7 @@ def pristine() -> Iterator[Path]:
         yield directory
 
 
-@settings(max_examples=150, deadline=None)
+@fuzz(150)
 @given(
     file=st.sampled_from(FILES),
     at=st.floats(0, 1),
