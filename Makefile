@@ -12,7 +12,7 @@ MODEL := smollm2-135m-glm
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build run serve test lint format bench sanitize proto-baseline clean
+.PHONY: audit fuzz hostile build run serve test lint format bench sanitize proto-baseline clean
 
 build/venv.stamp: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("glmserve needs Python 3.11 or newer: make PYTHON=...")'
@@ -64,6 +64,22 @@ format: build/venv.stamp
 sanitize: build/protos.stamp
 	native/sanitize.sh address
 	native/sanitize.sh thread
+
+# Fifty times the examples of `make test`, and new ones each time.
+fuzz: build
+	GLM_FUZZ_FACTOR=50 pytest --timeout 0 tests/chaos/test_fuzz_router.py tests/chaos/test_fuzz_worker.py \
+	  tests/chaos/test_fuzz_files.py tests/unit/test_checkpoint_fuzz.py
+
+# The hostile clients, with 10,000 idle connections instead of 2,000: needs a limit of 11,000 open files.
+hostile: build
+	@test "$$(ulimit -Hn)" = unlimited || test "$$(ulimit -Hn)" -ge 11000 || \
+	  { echo "make hostile: the limit of open files is $$(ulimit -Hn); 11000 are needed" >&2; exit 1; }
+	ulimit -n "$$(ulimit -Hn)" && GLM_IDLE_CONNECTIONS=10000 pytest tests/chaos/test_hostile_clients.py
+
+# Known vulnerabilities of what is installed. Asks an online database, and fails if that cannot be reached.
+audit: build/venv.stamp
+	pip freeze --exclude-editable > build/installed.txt
+	pip-audit --strict --disable-pip --no-deps --progress-spinner off --requirement build/installed.txt
 
 bench: build
 	python -m tests.bench.cpu
