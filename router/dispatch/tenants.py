@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from glmserve.service.identity import Identity
-from glmserve.service.status import InvalidArgumentError, OverloadedError
+from glmserve.service.status import OverloadedError, PermissionDeniedError
 
 _MINUTE_S = 60.0
 
@@ -64,12 +64,11 @@ class Tenants:
     def enter(self, identity: Identity, priority: int, place_s: float) -> Tenant:
         """Take one of the caller's places. `place_s`: when one is expected to be free again, for the refusal.
 
-        Raises InvalidArgumentError: the priority is not allowed to it. Raises OverloadedError: a limit is reached.
+        Raises PermissionDeniedError: the priority is not allowed to it. Raises OverloadedError: a limit is reached.
         """
         if identity.max_priority is not None and priority > identity.max_priority:
-            raise InvalidArgumentError(
-                "priority",
-                f"{priority} is not allowed to {identity.name}; allowed: -100 to {identity.max_priority}",
+            raise PermissionDeniedError(
+                f"priority: {priority} is not allowed to {identity.name}; allowed: -100 to {identity.max_priority}"
             )
         tenant = self._account(identity)
         if identity.max_requests is not None and tenant.requests >= identity.max_requests:
