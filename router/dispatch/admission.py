@@ -52,7 +52,7 @@ class Admission:
     def enter(self, identity: Identity, priority: int, deadline_s: float | None) -> Ticket:
         """Take a place. `deadline_s`: seconds left to the request; None: no end.
 
-        Raises OverloadedError: a limit is reached, or the queue outlasts the deadline. Raises InvalidArgumentError:
+        Raises OverloadedError: a limit is reached, or the queue outlasts the deadline. Raises PermissionDeniedError:
         the caller may not have this priority. Raises UnavailableError: closed.
         """
         if self.closed:
