@@ -54,11 +54,9 @@ class LocalCluster:
         for name in names:
             report(f"starting the {name}")
             self.workers.append(self._launch(name, "engine_worker", ANY_PORT, options.worker_args))
-            self._wait_healthy(name, self.workers[-1])
         report("starting the router")
         router_args = ("--worker", ",".join(self.workers), *options.router_args)
         self.router = self._launch("router", "router", options.listen, router_args)
-        self._wait_healthy("router", self.router)
 
     @property
     def router_pid(self) -> int:
@@ -87,13 +85,19 @@ class LocalCluster:
             raise
 
     def _launch(self, name: str, module: str, listen: str, args: Sequence[str]) -> str:
-        """Start a service and return the address that it reports in its ready file."""
+        """Start a service, wait for it, and return the address that it reports in its ready file.
+
+        It is waited for until it is healthy, or, if only a client with certificates may ask for that, until it listens.
+        """
         ready = self._directory / f"{name}.json"
         flags = ["--model", str(self._options.model), "--listen", listen, "--ready-file", str(ready), *args]
         self._children.append(Child(name, module, flags, self._options.echo))
         while not ready.exists():
             self._wait_a_little(name)
-        address: str = json.loads(ready.read_text())["address"]
+        found = json.loads(ready.read_text())
+        address: str = found["address"]
+        if not found["tls"]:
+            self._wait_healthy(name, address)
         return address
 
     def _wait_healthy(self, name: str, address: str) -> None:

@@ -98,7 +98,7 @@ async def _run(config: WorkerConfig) -> None:
             await _warm_up(service)
             await server.set_serving(True)
             if config.ready_file:
-                write_ready_file(config.ready_file, server.address)
+                write_ready_file(config.ready_file, server.address, tls=config.tls)
             log.info("serving", address=server.address, metrics=telemetry.metrics_address)
             await wait_for_stop(service.wait_for_failure())
             log.info("draining", limit_s=config.drain_seconds)

@@ -54,7 +54,7 @@ async def serve(config: RouterConfig, model: TextModel) -> None:
         log.info("listening", address=router.address, workers=config.worker, metrics=telemetry.metrics_address)
         try:
             if config.ready_file is not None:
-                write_ready_file(config.ready_file, router.address)
+                write_ready_file(config.ready_file, router.address, tls=config.tls)
             await wait_for_stop(asyncio.shield(router.background))
             log.info("draining", limit_s=config.drain_s)
             await router.drain(config.drain_s)

@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import grpc
+import typer
 
 from deploy.cli.access import PLAIN_TEXT, Access
 from deploy.cli.console import messages, model_directory
@@ -51,6 +52,8 @@ def requested_name(model: str | None, target: str | None) -> str:
 @contextmanager
 def inference(model: str | None, target: str | None, access: Access = PLAIN_TEXT) -> Iterator[Stub]:
     """A stub of the router at `target`, or of a pair started here and stopped at the end."""
+    if target is None and access != PLAIN_TEXT:
+        raise typer.BadParameter("needed by --tls-ca, --tls-cert, --tls-key and --api-key", param_hint="--target")
     with router_address(model, target) as address, access.channel(address) as channel:
         yield Stub(channel)
 

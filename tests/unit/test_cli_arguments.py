@@ -44,6 +44,7 @@ def run(*args: str) -> tuple[int, str, str]:
         (["generate", "--prompt", "a", "--target", "host:1", "--tls-ca", "no/such/file"], "no/such/file"),
         (["generate", "--prompt", "a", "--target", "host:1", "--api-key", "glm_x"], "--api-key"),
         (["chat", "--target", "host:1", "--api-key", "glm_x"], "--api-key"),
+        (["generate", "--prompt", "a", "--tls-ca", "a"], "--target"),
         (["chat", "--system", "\udcff"], "--system"),
         (["plan", "cost", "--batch", "0"], "--batch"),
         (["plan", "cost", "--tokens", "2"], "--tokens"),

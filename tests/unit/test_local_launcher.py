@@ -33,7 +33,7 @@ server.start()
 pathlib.Path("NAME.args").write_text(json.dumps(sys.argv[1:]))
 pathlib.Path("NAME.pid").write_text(str(os.getpid()))
 partial = known.ready_file.with_suffix(".partial")
-partial.write_text(json.dumps({"address": f"127.0.0.1:{port}", "pid": os.getpid()}))
+partial.write_text(json.dumps({"address": f"127.0.0.1:{port}", "pid": os.getpid(), "tls": False}))
 partial.rename(known.ready_file)
 signal.sigwait({signal.SIGTERM})
 with open("stopped", "a") as log:
@@ -83,6 +83,16 @@ def test_several_workers_are_all_named_to_the_router(programs: Path) -> None:
     assert router[-2:] == ["--worker", ",".join(cluster.workers)]
     assert told == ["starting the worker 1", "starting the worker 2", "starting the worker 3", "starting the router"]
     assert (programs / "stopped").read_text().splitlines() == ["router", *["engine_worker"] * 3]
+
+
+def test_a_router_that_asks_for_tls_is_not_asked_for_its_health(programs: Path) -> None:
+    tls_router = (
+        (programs / "router.py").read_text().replace('"tls": False', '"tls": True').replace(".SERVING", ".UNKNOWN")
+    )
+    (programs / "router.py").write_text(tls_router)
+    with pair(start_seconds=20.0) as cluster:
+        cluster.check()
+        assert cluster.router
 
 
 def test_an_error_inside_the_block_stops_the_pair(programs: Path) -> None:

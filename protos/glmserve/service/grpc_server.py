@@ -124,10 +124,10 @@ def raise_file_limit() -> int:
     return hard
 
 
-def write_ready_file(path: Path, address: str) -> None:
-    """Tell a launcher where we listen: {"address": ..., "pid": ...}, appearing whole or not at all."""
+def write_ready_file(path: Path, address: str, *, tls: bool = False) -> None:
+    """Tell a launcher where we listen: {"address": ..., "pid": ..., "tls": ...}, appearing whole or not at all."""
     partial = path.with_name(f"{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps({"address": address, "pid": os.getpid()}), encoding="utf-8")
+    partial.write_text(json.dumps({"address": address, "pid": os.getpid(), "tls": tls}), encoding="utf-8")
     partial.replace(path)
 
 

@@ -35,6 +35,11 @@ class ListenSettings(ServiceSettings):
         return self.tls_client_ca is not None
 
     @property
+    def tls(self) -> bool:
+        """Whether clients must speak TLS."""
+        return self.tls_cert is not None
+
+    @property
     def reflects(self) -> bool:
         """Whether reflection is served."""
         return is_loopback(self.listen) if self.reflection is None else self.reflection
