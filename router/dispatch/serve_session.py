@@ -57,9 +57,8 @@ class ServeSession:
         self.load: engine_pb2.Load | None = None
         # Lost while it said that it served.
         self.failed = False
-        # Submitted since that load.
-        self.new_requests = 0
-        self.new_prompt_tokens = 0
+        # Prompt tokens of the requests that are open and were submitted after that load.
+        self._new: dict[int, int] = {}
 
     @property
     def serving(self) -> bool:
@@ -70,6 +69,16 @@ class ServeSession:
     def open_requests(self) -> int:
         """Submitted and not ended."""
         return len(self._open)
+
+    @property
+    def new_requests(self) -> int:
+        """Open requests that the load does not know of."""
+        return len(self._new)
+
+    @property
+    def new_prompt_tokens(self) -> int:
+        """Their prompt tokens."""
+        return sum(self._new.values())
 
     async def run(self) -> None:
         """Work until the stream is lost. Raises an ExceptionGroup of AioRpcError and LinkLostError; never returns."""
@@ -95,8 +104,7 @@ class ServeSession:
         submit.request_id = request_id
         stream = self._open[request_id] = TokenStream(request_id)
         self._submits[request_id] = submit
-        self.new_requests += 1
-        self.new_prompt_tokens += len(submit.prompt_token_ids)
+        self._new[request_id] = len(submit.prompt_token_ids)
         self._outgoing.set()
         return stream
 
@@ -107,6 +115,7 @@ class ServeSession:
 
     def release(self, stream: TokenStream) -> None:
         """Nobody reads the stream any more: abort it if the worker has it, and forget it. Idempotent."""
+        self._new.pop(stream.request_id, None)
         running = self._open.pop(stream.request_id, None) is not None
         unsent = self._submits.pop(stream.request_id, None) is not None
         if running and not unsent:
@@ -130,7 +139,7 @@ class ServeSession:
         if 0 < self._step_timeout_ms < load.step_age_ms:
             raise LinkLostError(f"its engine is stuck: a step has not ended for {load.step_age_ms} ms")
         self.load = load
-        self.new_requests = self.new_prompt_tokens = 0
+        self._new.clear()
         self._on_change()
 
     def _dispatch(self, response: engine_pb2.ServeResponse) -> None:
@@ -140,10 +149,12 @@ class ServeSession:
             if stream is not None:
                 stream.push(output)
         for finish in response.finishes:
+            self._new.pop(finish.request_id, None)
             stream = streams.pop(finish.request_id, None)
             if stream is not None:
                 stream.finish(finish)
         for rejection in response.rejections:
+            self._new.pop(rejection.request_id, None)
             stream = streams.pop(rejection.request_id, None)
             if stream is not None:
                 stream.fail(rejection_error(rejection))

@@ -44,7 +44,7 @@ class Outlook(NamedTuple):
 class WorkerPool:
     """Links come with the addresses that their sources name, and retire with them.
 
-    `changed` fires whenever a worker may have begun or ceased to serve.
+    `changed` fires whenever a worker may have begun or ceased to serve, and when it tells its load.
     """
 
     def __init__(self, settings: PoolSettings, channels: Channels, resolver: Resolver = resolve) -> None:
@@ -145,6 +145,7 @@ class WorkerPool:
         while not link.retired:
             await link.run()
         del self._links[link.address]
+        self.changed.fire()
 
     def _down(self) -> UnavailableError:
         reasons = [f"{address}: {_reason(link)}" for address, link in self._links.items()]
