@@ -41,7 +41,7 @@ class RouterConfig(ListenSettings, TelemetrySettings):
         1_000_000, ge=1, description="Prompt tokens of requests that have no token yet, at most."
     )
     max_queue_s: float = Field(
-        10.0, gt=0, description="Expected wait, by the pace that the workers measure, beyond which is refused, seconds."
+        30.0, gt=0, description="Expected wait, by the pace that the workers measure, beyond which is refused, seconds."
     )
     retry_after_ms: int = Field(
         1000, ge=1, description="What a refused client is told while no pace has been measured, milliseconds."
