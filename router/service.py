@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -21,7 +23,10 @@ from router.request_scope import RequestScope, open_scope
 from router.telemetry import RouterTelemetry
 from router.text.chat_template import TemplateRefusalError
 from router.validation import (
+    MAX_DETOKENIZE_IDS,
+    MAX_MESSAGES,
     ModelLimits,
+    check_count,
     check_priority,
     check_prompt,
     check_sampling,
@@ -61,7 +66,7 @@ class InferenceService:
         scope = await open_scope(context, "Generate", self._telemetry)
         with scope.recorded():
             limits = self._admit(scope, request)
-            field, prompt_ids = await self._prompt_ids(request)
+            field, prompt_ids = await self._prompt_ids(request, limits)
             plan = self._plan(scope, request, limits, field, prompt_ids)
             prompt_is_due = request.return_prompt_ids
             async for delta in self._run(scope, plan):
@@ -95,15 +100,20 @@ class InferenceService:
         self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference_pb2.TokenizeResponse:
         """Text to ids."""
-        ids = await self._model.tokenizer.encode(request.text, add_special_tokens=request.add_special_tokens)
+        with self._place(context):
+            ids = await self._model.tokenizer.encode(request.text, add_special_tokens=request.add_special_tokens)
         return inference_pb2.TokenizeResponse(ids=ids)
 
     async def detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference_pb2.DetokenizeResponse:
         """Ids to text."""
+        check_count("ids", len(request.ids), MAX_DETOKENIZE_IDS)
         check_token_ids("ids", request.ids, self._model.vocab_size)
-        text = self._model.tokenizer.decode(request.ids, skip_special_tokens=request.skip_special_tokens)
+        with self._place(context):
+            text = await asyncio.to_thread(
+                self._model.tokenizer.decode, request.ids, skip_special_tokens=request.skip_special_tokens
+            )
         return inference_pb2.DetokenizeResponse(text=text)
 
     async def get_model(
@@ -128,6 +138,17 @@ class InferenceService:
             raise NotFoundError(f"model: {echo(model)!r} is not served here; served: {info.model_name!r}")
         return info
 
+    @contextlib.contextmanager
+    def _place(self, context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[None]:
+        """A place for work of our own, which has no priority: the caller's highest, if that is below 0."""
+        caller = identity.current()
+        priority = 0 if caller.max_priority is None else min(0, caller.max_priority)
+        ticket = self._admission.enter(caller, priority, context.time_remaining())
+        try:
+            yield
+        finally:
+            ticket.leave(0)
+
     def _admit(
         self, scope: RequestScope, request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest
     ) -> ModelLimits:
@@ -138,10 +159,14 @@ class InferenceService:
         check_sampling(request.sampling, self._model.vocab_size)
         return ModelLimits(info.max_context, self._model.vocab_size)
 
-    async def _prompt_ids(self, request: inference_pb2.GenerateRequest) -> tuple[str, Sequence[int]]:
+    async def _prompt_ids(
+        self, request: inference_pb2.GenerateRequest, limits: ModelLimits
+    ) -> tuple[str, Sequence[int]]:
         """The field the prompt is in, and its ids."""
         given = request.WhichOneof("input")
         if given == "prompt_ids":
+            # Before each of them is looked at: a message has room for millions.
+            check_prompt("prompt_ids.ids", request.prompt_ids.ids, limits)
             check_token_ids("prompt_ids.ids", request.prompt_ids.ids, self._model.vocab_size)
             return "prompt_ids.ids", list(request.prompt_ids.ids)
         if given is None:
@@ -153,6 +178,7 @@ class InferenceService:
             raise UnsupportedError("the served checkpoint has no chat template; use Generate")
         if not messages:
             raise InvalidArgumentError("messages", "empty; at least one message is needed")
+        check_count("messages", len(messages), MAX_MESSAGES)
         plain = []
         for index, message in enumerate(messages):
             role = _ROLES.get(message.role)

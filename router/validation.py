@@ -17,6 +17,9 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 256
 MAX_STOP_TOKEN_IDS = 32
 MAX_LOGIT_BIAS = 300
+# A message of 4 MiB has room for millions of either: seconds of work, for which everybody would wait.
+MAX_MESSAGES = 2048
+MAX_DETOKENIZE_IDS = 1 << 18
 _UINT32_MAX = 2**32 - 1
 
 
@@ -91,16 +94,16 @@ def check_sampling(options: inference_pb2.SamplingOptions, vocab_size: int) -> N
     for name, bounds in SAMPLING_BOUNDS.items():
         if options.HasField(name):  # type: ignore[arg-type]
             _check(f"sampling.{name}", getattr(options, name), bounds)
-    _check_count("sampling.stop", len(options.stop), MAX_STOP_STRINGS)
+    check_count("sampling.stop", len(options.stop), MAX_STOP_STRINGS)
     for index, stop in enumerate(options.stop):
         size = len(stop.encode())
         if not 1 <= size <= MAX_STOP_STRING_BYTES:
             raise InvalidArgumentError(
                 f"sampling.stop[{index}]", f"{size} bytes long; allowed: 1 to {MAX_STOP_STRING_BYTES} bytes"
             )
-    _check_count("sampling.stop_token_ids", len(options.stop_token_ids), MAX_STOP_TOKEN_IDS)
+    check_count("sampling.stop_token_ids", len(options.stop_token_ids), MAX_STOP_TOKEN_IDS)
     check_token_ids("sampling.stop_token_ids", options.stop_token_ids, vocab_size)
-    _check_count("sampling.logit_bias", len(options.logit_bias), MAX_LOGIT_BIAS)
+    check_count("sampling.logit_bias", len(options.logit_bias), MAX_LOGIT_BIAS)
     for token_id, bias in options.logit_bias.items():
         if token_id >= vocab_size:
             raise InvalidArgumentError(
@@ -156,6 +159,6 @@ def _check(field: str, value: float, bounds: Bounds) -> None:
         raise InvalidArgumentError(field, f"{given} is not allowed; allowed: {bounds}")
 
 
-def _check_count(field: str, count: int, maximum: int) -> None:
+def check_count(field: str, count: int, maximum: int) -> None:
     if count > maximum:
         raise InvalidArgumentError(field, f"{count} entries; allowed: 0 to {maximum}")

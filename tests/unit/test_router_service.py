@@ -280,3 +280,48 @@ async def test_many_requests_at_once_each_get_their_own_ids() -> None:
         prompts = [f"codeword {index}" for index in range(64)]
         answers = await asyncio.gather(*(collect(b.client.Generate(generate(prompt))) for prompt in prompts))
         assert [text_of(responses) for responses in answers] == prompts
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "text"),
+    [
+        (
+            "Generate",
+            inference_pb2.GenerateRequest(prompt_ids=inference_pb2.TokenIds(ids=[10**9] * 100)),
+            "prompt_ids.ids: 100 tokens leave no room",
+        ),
+        (
+            "Chat",
+            inference_pb2.ChatRequest(messages=[inference_pb2.ChatMessage(role=inference_pb2.ROLE_USER)] * 2049),
+            "messages: 2049 entries; allowed: 0 to 2048",
+        ),
+        (
+            "Detokenize",
+            inference_pb2.DetokenizeRequest(ids=[10**9] * (2**18 + 1)),
+            "ids: 262145 entries; allowed: 0 to 262144",
+        ),
+    ],
+)
+async def test_long_lists_are_refused_before_their_entries_are_looked_at(method: str, request_: Any, text: str) -> None:
+    async with bench() as b:
+        call: Any = b.channel.unary_stream(
+            f"/glmserve.inference.v1.InferenceService/{method}", request_serializer=type(request_).SerializeToString
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(request_).read()
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert text in (caught.value.details() or "")
+
+
+async def test_tokenising_takes_a_place_too() -> None:
+    async with bench(max_requests=1) as b:
+        running = b.client.Generate(inference_pb2.GenerateRequest(prompt="x"))
+        submit = await b.worker.submits.get()
+        for refused in (
+            b.client.Tokenize(inference_pb2.TokenizeRequest(text="x")),
+            b.client.Detokenize(inference_pb2.DetokenizeRequest(ids=[1])),
+        ):
+            assert await refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        b.worker.finish(submit.request_id, encode("done"))
+        assert [response.text async for response in running] == ["done"]
+        await b.client.Tokenize(inference_pb2.TokenizeRequest(text="x"))
