@@ -12,7 +12,7 @@ MODEL := smollm2-135m-glm
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: audit fuzz hostile build run serve test lint format bench sanitize proto-baseline clean
+.PHONY: audit fuzz hostile soak build run serve test lint format bench bench-serving sanitize proto-baseline clean
 
 build/venv.stamp: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("glmserve needs Python 3.11 or newer: make PYTHON=...")'
@@ -69,6 +69,15 @@ sanitize: build/protos.stamp
 fuzz: build
 	GLM_FUZZ_FACTOR=50 pytest --timeout 0 tests/chaos/test_fuzz_router.py tests/chaos/test_fuzz_worker.py \
 	  tests/chaos/test_fuzz_files.py tests/unit/test_checkpoint_fuzz.py
+
+# 20,000 short requests with random cancels; says what memory they cost.
+soak: build
+	python -m tests.chaos.soak
+
+# What serving costs on this machine: the router alone, and load beyond capacity.
+bench-serving: build
+	python -m tests.bench.router_throughput
+	python -m tests.bench.overload
 
 # The hostile clients, with 10,000 idle connections instead of 2,000: needs a limit of 11,000 open files.
 hostile: build

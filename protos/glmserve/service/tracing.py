@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 TRACEPARENT_KEY = "traceparent"
-# Version 00, and later ones as far as they begin alike.
-_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
+# Version 00, and later ones as far as they begin alike: only these may have more at the end.
+_TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 
 
 def trace_id_of(traceparent: str) -> str | None:
     """The trace id, 32 hexadecimal digits; None if it is no W3C traceparent, which then is to be ignored."""
     found = _TRACEPARENT.fullmatch(traceparent)
-    return None if found is None else found[1]
+    return None if found is None or (found[1] == "00" and found[3]) else found[2]
 
 
 def parent_context(traceparent: str) -> Context:
