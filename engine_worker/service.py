@@ -218,7 +218,7 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
             async for message in requests:
                 for submit in message.submits:
                     self._submit(session, submit)
-                for request_id in message.abort_request_ids:
+                for request_id in filter(session.abort, message.abort_request_ids):
                     self._loop.abort((session.stream, request_id))
                 if message.credit:
                     session.grant(message.credit)

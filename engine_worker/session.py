@@ -26,6 +26,7 @@ class SubscriberSession:
         self.stream = stream
         self._max_requests = max_requests
         self._open: dict[int, str] = {}
+        self._aborted: set[int] = set()
         self._credit = 0
         self._tokens: dict[int, _Merged] = {}
         self._finishes: dict[int, engine_pb2.Finish] = {}
@@ -50,6 +51,13 @@ class SubscriberSession:
         """Whether as many requests are open, or ended and not yet sent, as one stream may have."""
         return len(self._open) + len(self._finishes) >= self._max_requests
 
+    def abort(self, request_id: int) -> bool:
+        """Whether this is the first abort of an open request: others are not worth an engine's while."""
+        if request_id not in self._open or request_id in self._aborted:
+            return False
+        self._aborted.add(request_id)
+        return True
+
     def open_ids(self) -> list[int]:
         return list(self._open)
 
@@ -69,6 +77,7 @@ class SubscriberSession:
 
     def add_finish(self, finish: engine_pb2.Finish) -> str | None:
         """Returns the request's trace id; None if the request is not open here."""
+        self._aborted.discard(finish.request_id)
         trace_id = self._open.pop(finish.request_id, None)
         if trace_id is not None:
             self._finishes[finish.request_id] = finish

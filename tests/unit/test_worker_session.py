@@ -152,3 +152,13 @@ async def test_close_ends_at_once() -> None:
     of.close()
     assert await waiting is None
     await of.wait_for_room()
+
+
+async def test_only_the_first_abort_of_an_open_request_counts() -> None:
+    of = session(1)
+    assert [of.abort(request_id) for request_id in (1, 1, 2)] == [True, False, False]
+    of.add_finish(finish(1))
+    assert not of.abort(1)
+    await take(of)
+    of.open(1, "trace")
+    assert of.abort(1), "the id is in use anew"
