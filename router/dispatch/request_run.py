@@ -116,8 +116,9 @@ class RequestRun:
         """Abort what still runs. Idempotent."""
         if not self._released:
             self._released = True
-            self._place.link.breaker.neutral()
-            self._place.session.release(self._place.stream)
+            if not self._place_ended:
+                self._place.link.breaker.neutral()
+                self._place.session.release(self._place.stream)
 
     # ---- one place ----
 
@@ -130,6 +131,7 @@ class RequestRun:
         timeout_ms = self._timeout_ms()
         if timeout_ms is not None:
             submit.timeout_ms = timeout_ms
+        self._place_ended = False
         return _Place(link, *link.submit(submit))
 
     async def _next_chunk(self) -> Chunk:
@@ -154,6 +156,7 @@ class RequestRun:
 
     def _end_place(self, error: ServiceError | None) -> None:
         self._error = error
+        self._place_ended = True
         self._place.end(error)
         self._place.session.release(self._place.stream)
 

@@ -181,7 +181,7 @@ class ServeSession:
         self._credit = 0
         room = _MAX_MESSAGE_IDS
         for request_id, submit in list(self._submits.items()):
-            room -= len(submit.prompt_token_ids)
+            room -= len(submit.prompt_token_ids) + len(submit.generated_token_ids)
             if room < 0 and request.submits:
                 return request
             request.submits.append(submit)

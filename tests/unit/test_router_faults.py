@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,6 +14,7 @@ from grpc_status import rpc_status
 
 from glmserve.engine.v1 import engine_pb2
 from glmserve.inference.v1 import inference_pb2
+from router.access.keys import key_hash, new_key
 from router.dispatch.serve_session import CREDIT_WINDOW
 from tests.unit.router_harness import MAX_CONTEXT, Bench, bench, byte_ids, encode, step
 
@@ -241,6 +243,33 @@ async def test_the_workers_rejections_become_statuses(reason: str, code: grpc.St
             assert (violation.field, violation.description) == ("prompt", "too much")
         if reason == "OVERLOADED":
             assert detail(error, error_details_pb2.RetryInfo).retry_delay.ToMilliseconds() == 1500
+
+
+async def test_the_limits_of_a_key_hold_for_its_caller_alone(tmp_path: Path) -> None:
+    keys = {name: new_key() for name in ("alice", "bob")}
+    file = tmp_path / "keys.toml"
+    file.write_text(
+        "".join(
+            f'[[key]]\nname = "{name}"\nhash = "{key_hash(key)}"\nmax_requests = 1\nmax_priority = 0\n'
+            for name, key in keys.items()
+        )
+    )
+    as_alice, as_bob = ((("authorization", f"Bearer {key}"),) for key in keys.values())
+    async with bench(keys_file=file) as b:
+        running = b.client.Generate(generate(), metadata=as_alice)
+        submit = await b.worker.submits.get()
+        error = await failure(b.client.Generate(generate(), metadata=as_alice))
+        assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "alice has 1 requests in flight, at most 1" in str(error.details())
+        urgent = inference_pb2.GenerateRequest(prompt="x", priority=1)
+        error = await failure(b.client.Generate(urgent, metadata=as_bob))
+        assert error.code() == grpc.StatusCode.PERMISSION_DENIED
+        assert "bob" in str(error.details())
+        other = b.client.Generate(generate(), metadata=as_bob)
+        b.worker.finish((await b.worker.submits.get()).request_id, encode("b"))
+        assert (await other.read()).text == "b"
+        b.worker.finish(submit.request_id, encode("a"))
+        assert (await running.read()).text == "a"
 
 
 async def test_too_many_requests_are_refused_with_a_delay_until_one_ends() -> None:

@@ -139,7 +139,7 @@ async def test_sigterm_gives_up_on_what_does_not_finish_in_the_limit(tmp_path: P
 async def test_health_names_every_service_and_reflection_lists_them() -> None:
     async with bench() as b:
         health: Any = health_pb2_grpc.HealthStub(b.channel)
-        for name in ("", SERVICE):
+        for name in ("", SERVICE, "liveness"):
             response = await health.Check(health_pb2.HealthCheckRequest(service=name))
             assert response.status == health_pb2.HealthCheckResponse.SERVING
         with pytest.raises(grpc.aio.AioRpcError) as caught:
