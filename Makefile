@@ -12,7 +12,7 @@ MODEL := smollm2-135m-glm
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: audit fuzz hostile soak build run serve test lint format bench bench-serving sanitize proto-baseline clean
+.PHONY: audit fuzz hostile soak build cuda run serve test lint format bench bench-serving sanitize proto-baseline clean
 
 build/venv.stamp: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("glmserve needs Python 3.11 or newer: make PYTHON=...")'
@@ -30,6 +30,12 @@ build/native.stamp: build/venv.stamp $(NATIVE_SOURCES)
 	cmake --build build/native
 	cmake --install build/native --prefix engine_worker/lib
 	touch $@
+
+# The CUDA kernel table, for every GPU that it supports: needs nvcc, no GPU.
+cuda: build/venv.stamp
+	cmake -S kernels/cuda -B build/cuda -G Ninja -DCMAKE_BUILD_TYPE=Release
+	cmake --build build/cuda
+	cmake --install build/cuda --prefix engine_worker/lib
 
 build/model.stamp: build/venv.stamp build/native.stamp build/protos.stamp
 	glm model fetch $(MODEL)

@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from engine_worker.device import DeviceSetting
 from engine_worker.errors import ConfigError
 from engine_worker.memory import available_memory_bytes
 from engine_worker.plan.record import KvCache
@@ -33,7 +34,8 @@ class WorkerConfig(ListenSettings, TelemetrySettings):
     listen: str = Field("127.0.0.1:50061", pattern=r"^.+:\d{1,5}$", description="HOST:PORT; port 0 takes any free one.")
     ready_file: Path | None = Field(None, description="Written with address and pid once requests are answered.")
     log_level: LogLevel = Field("info", description="debug, info, warning or error.")
-    kernels: Literal["cpu"] = Field("cpu", description="Kernel table.")
+    device: DeviceSetting = Field("auto", description="cpu, cuda, or auto: cuda if a GPU answers.")
+    gpu: int = Field(0, ge=0, description="Index of the GPU, with cuda.")
     threads: int = Field(0, ge=0, le=1024, description="Threads of the CPU kernels; 0: one for each core.")
     kv_dtype: Literal["auto", "f32", "bf16", "fp8"] = Field(
         "auto", description="Of cached K and V; auto: the model's own."
@@ -74,10 +76,14 @@ class Sizes:
 
     max_context: int
     num_pages: int
+    fit_pages: bool = False  # num_pages is the most: what the device's memory leaves is for the engine to find out
 
 
-def plan_sizes(config: WorkerConfig, model_context: int, kv: KvCache) -> Sizes:
-    """Raises ConfigError if the setting exceeds the model's context or the memory does not hold a single page."""
+def plan_sizes(config: WorkerConfig, model_context: int, kv: KvCache, *, device_memory: bool = False) -> Sizes:
+    """`device_memory`: the pages lie in a device's own memory, not the host's.
+
+    Raises ConfigError if the setting exceeds the model's context or the memory does not hold a single page.
+    """
     if config.max_context is not None and config.max_context > model_context:
         raise ConfigError(f"max_context: {config.max_context}, the model's own is {model_context}")
     longest = min(model_context, _DEFAULT_CONTEXT) if config.max_context is None else config.max_context
@@ -85,6 +91,8 @@ def plan_sizes(config: WorkerConfig, model_context: int, kv: KvCache) -> Sizes:
     page_bytes = PAGE_SIZE * 2 * kv.layers * kv.kv_heads * kv.head_dim * _KV_BYTES[kv.dtype]
     if config.kv_memory_mb is None:
         wanted = config.max_running * max_context // PAGE_SIZE
+        if device_memory:
+            return Sizes(max_context, wanted, fit_pages=True)
         num_pages = min(wanted, int(available_memory_bytes() * _KV_SHARE) // page_bytes)
     else:
         num_pages = config.kv_memory_mb * 2**20 // page_bytes

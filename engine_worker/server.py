@@ -11,6 +11,7 @@ import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 
 import grpc
@@ -18,6 +19,7 @@ import structlog
 import uvloop
 
 from engine_worker.config import Sizes, WorkerConfig, plan_sizes, scheduler_limits
+from engine_worker.device import choose_device
 from engine_worker.errors import EngineFailedError, WorkerError
 from engine_worker.models import Model, build_model
 from engine_worker.plan.dump import dump
@@ -71,8 +73,12 @@ def _report(error: Exception, code: int) -> int:
 
 async def _run(config: WorkerConfig) -> None:
     security = ServerSecurity(config.credentials(), reflection=config.reflects)
+    device = choose_device(config.device, config.gpu)
+    log.info("device", kernels=device.table, reason=device.reason)
     model = build_model(config.model, config.kv_dtype)
-    sizes = plan_sizes(config, model.config.max_position_embeddings, model.mixed.kv)
+    sizes = plan_sizes(
+        config, model.config.max_position_embeddings, model.mixed.kv, device_memory=device.table == "cuda"
+    )
     log.info(
         "loading",
         model=str(config.model),
@@ -82,11 +88,17 @@ async def _run(config: WorkerConfig) -> None:
     )
     with (
         running_telemetry("worker", config) as telemetry,
-        Engine.create(engine_options(config, model, sizes)) as engine,
+        Engine.create(engine_options(config, model, sizes, device.table)) as engine,
     ):
         info = engine.info()
+        sizes = replace(sizes, num_pages=info.num_pages)
         log.info(
-            "loaded", kernels=info.kernels, device=info.device, kv_bytes=info.kv_bytes, scratch_bytes=info.scratch_bytes
+            "loaded",
+            kernels=info.kernels,
+            device=info.device,
+            kv_pages=info.num_pages,
+            kv_bytes=info.kv_bytes,
+            scratch_bytes=info.scratch_bytes,
         )
         service = _make_service(config, model, sizes, info, telemetry)
         loop = _make_loop(config, sizes, engine, service)
@@ -163,9 +175,10 @@ async def _warm_up(service: EngineService) -> None:
         raise EngineFailedError(f"warm-up generation ended with {engine_pb2.FinishReason.Name(finish.reason)}")
 
 
-def engine_options(config: WorkerConfig, model: Model, sizes: Sizes) -> EngineOptions:
+def engine_options(config: WorkerConfig, model: Model, sizes: Sizes, table: str = "cpu") -> EngineOptions:
     return EngineOptions(
-        kernels_path=kernel_table_path(config.kernels),
+        kernels_path=kernel_table_path(table),
+        device_ordinal=config.gpu if table == "cuda" else 0,
         mixed_plan=dump(model.mixed),
         decode_plan=dump(model.decode),
         tensors=model.tensors,
@@ -174,6 +187,7 @@ def engine_options(config: WorkerConfig, model: Model, sizes: Sizes) -> EngineOp
         max_slots=config.max_running,
         max_context=sizes.max_context,
         num_pages=sizes.num_pages,
+        fit_pages=sizes.fit_pages,
         num_threads=config.threads,
         progress=lambda done, total: log.info("loading_weights", done_bytes=done, total_bytes=total),
     )

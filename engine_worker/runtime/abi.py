@@ -25,13 +25,14 @@ from engine_worker.runtime.records import (
     StepResult,
 )
 
-RUNTIME_VERSION = 1
+RUNTIME_VERSION = 2
 PAGE_SIZE = 16
 MAX_STOP_IDS = 64
 MAX_LOGIT_BIAS = 300
 MAX_LOGPROBS = 20
 MAX_IN_FLIGHT = 2
 MAX_RANK = 4
+PLAN_MIXED, PLAN_DECODE = 0, 1
 # GLM_LIBRARY_DIR: another build of the shared objects, as the sanitizer runs use.
 LIBRARY_DIR = Path(os.environ.get("GLM_LIBRARY_DIR") or Path(__file__).resolve().parent.parent / "lib")
 
@@ -69,6 +70,7 @@ class CEngineOptions(ctypes.Structure):
         ("max_slots", ctypes.c_int32),
         ("max_context", ctypes.c_int32),
         ("num_pages", ctypes.c_int32),
+        ("fit_pages", ctypes.c_int32),
         ("progress", CProgress),
         ("progress_context", ctypes.c_void_p),
     )
@@ -121,6 +123,7 @@ class CStepBatch(ctypes.Structure):
         ("num_seqs", ctypes.c_int32),
         ("num_samples", ctypes.c_int32),
         ("num_page_updates", ctypes.c_int32),
+        ("plan", ctypes.c_int),
         ("token_ids", ctypes.c_void_p),
         ("positions", ctypes.c_void_p),
         ("seq_slots", ctypes.c_void_p),
@@ -152,7 +155,7 @@ _ERRORS: dict[int, type[errors.WorkerError]] = {
 
 
 def kernel_table_path(name: str) -> Path:
-    """The shared object of the built-in kernel table `name` ("cpu")."""
+    """The shared object of the built-in kernel table `name` ("cpu", "cuda")."""
     return LIBRARY_DIR / f"libglm_kernels_{name}.so"
 
 
@@ -178,6 +181,7 @@ class Library:
         engine = ctypes.c_void_p
         ints, count = ctypes.c_void_p, ctypes.c_int32
         signatures: dict[str, tuple[Any, ...]] = {
+            "probe": (ctypes.c_char_p, ctypes.c_int32),
             "create": (ctypes.POINTER(CEngineOptions), ctypes.POINTER(ctypes.c_void_p)),
             "get_info": (engine, ctypes.POINTER(CEngineInfo)),
             "bind_slot": (engine, count, ctypes.POINTER(CSampling), ints, count, ints, count),
@@ -200,6 +204,10 @@ class Library:
         if status != 0:
             message = error.message.decode("utf-8", "replace")
             raise _ERRORS.get(status, errors.InternalError)(message)
+
+    def probe(self, kernels_path: Path, device_ordinal: int = 0) -> None:
+        """Open and close the table's device. Raises UnsupportedError (no such table, driver or GPU) or DeviceError."""
+        self.call("probe", str(kernels_path).encode(), device_ordinal)
 
     def destroy(self, handle: ctypes.c_void_p) -> None:
         self._dll.glm_engine_destroy(handle)
@@ -274,7 +282,8 @@ class Engine:
         for name, shape in shapes.items():
             _check(name, getattr(batch, name), shape)
         counts = (num_rows, num_seqs, len(batch.sample_rows), len(batch.page_updates))
-        raw = CStepBatch(*counts, *(getattr(batch, name).ctypes.data for name in shapes))
+        plan = PLAN_DECODE if batch.decode else PLAN_MIXED
+        raw = CStepBatch(*counts, plan, *(getattr(batch, name).ctypes.data for name in shapes))
         self._library.call("submit", self._handle, ctypes.byref(raw))
 
     def collect(self) -> StepResult:

@@ -39,6 +39,7 @@ class EngineOptions:
     max_slots: int
     max_context: int
     num_pages: int
+    fit_pages: bool = False
     num_threads: int = 0
     device_ordinal: int = 0
     progress: Progress | None = None
@@ -80,7 +81,8 @@ class StepBatch:
     seq_slots: Int32Array  # [N]
     seq_starts: Int32Array  # [N + 1]: first row of each sequence, then T
     sample_rows: Int32Array = field(default_factory=_empty)  # [S], ascending
-    page_updates: Int32Array = field(default_factory=_no_updates)  # [U, 3]: slot, index, page
+    page_updates: Int32Array = field(default_factory=_no_updates)  # [U, 3]: slot, index, page; the last one counts
+    decode: bool = False  # run the decode plan: one row a sequence, every row sampled
 
 
 @dataclass(frozen=True, slots=True)

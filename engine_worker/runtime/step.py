@@ -56,6 +56,7 @@ class StepPacker:
             seq_starts=_fill(self._seq_starts, starts),
             sample_rows=_fill(self._sample_rows, sample_rows),
             page_updates=self._fill_updates(plan),
+            decode=plan.decode,
         )
 
     def _fill_updates(self, plan: StepPlan) -> Int32Array:

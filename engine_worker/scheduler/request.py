@@ -178,3 +178,13 @@ class StepPlan:
     bound: list[Request] = field(default_factory=list)
     page_updates: list[PageUpdate] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
+
+    @property
+    def decode(self) -> bool:
+        """Whether every row is of a generated token and brings the next.
+
+        A prompt's last row is none, even alone: its numbers may not depend on how the prompt was cut or on its company.
+        """
+        return all(
+            chunk.rows == 1 and chunk.samples and chunk.start >= chunk.request.prompt_len for chunk in self.chunks
+        )

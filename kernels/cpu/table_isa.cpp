@@ -1,6 +1,7 @@
 /* The table of one instruction set. */
 #include "device.h"
 #include "fp8.h"
+#include "memory.h"
 #include "ops.h"
 
 GLM_CPU_BEGIN
@@ -41,11 +42,32 @@ size_t workspace_bytes(const glm_device* device, glm_op op, const void* args) {
 const glm_kernels kKernels = {
     .version = GLM_KERNELS_VERSION,
     .name = "cpu",
+    .flags = GLM_TABLE_HOST_MEMORY,
     .device_open = open_device,
     .device_close = device_close,
     .device_description = device_description,
     .workspace_bytes = workspace_bytes,
     .set_workspace = set_workspace,
+    .last_error = last_error,
+    .memory_info = memory_info,
+    .memory_alloc = memory_alloc,
+    .memory_free = memory_free,
+    .host_alloc = memory_alloc,
+    .host_free = memory_free,
+    .copy_in = copy,
+    .copy_out = copy,
+    .fill = fill,
+    .update_pages = update_pages,
+    .synchronize = synchronize,
+    .event_create = event_create,
+    .event_destroy = event_destroy,
+    .event_record = event_record,
+    .event_wait = event_wait,
+    .event_elapsed = event_elapsed,
+    .graph_begin = nullptr,
+    .graph_end = nullptr,
+    .graph_launch = nullptr,
+    .graph_free = nullptr,
     .embed = embed,
     .rms_norm = rms_norm,
     .quantize = quantize,

@@ -50,6 +50,13 @@ GLM_EXPORT uint32_t glm_runtime_version(void) {
   return GLM_RUNTIME_VERSION;
 }
 
+GLM_EXPORT glm_status glm_engine_probe(const char* kernels_path, int32_t ordinal, glm_error* error) {
+  return guard(error, [&] {
+    require(kernels_path);
+    glm::KernelTable(kernels_path, {}).open_device({.ordinal = ordinal, .num_threads = 1});
+  });
+}
+
 GLM_EXPORT glm_status glm_engine_create(const glm_engine_options* options, glm_engine** out, glm_error* error) {
   return guard(error, [&] {
     require(options, out);

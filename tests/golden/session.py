@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from engine_worker.plan.dump import dump
 from engine_worker.runtime.abi import PAGE_SIZE, Engine, kernel_table_path
 from engine_worker.runtime.records import EngineOptions, Sampling, StepBatch
 
+# The kernel table under test: GLM_TEST_TABLE=cuda where there is a GPU.
+TABLE = os.environ.get("GLM_TEST_TABLE", "cpu")
 MAX_CONTEXT = 64
 SLOTS = 2
 PAGES_A_SLOT = MAX_CONTEXT // PAGE_SIZE
@@ -57,7 +60,7 @@ class Session:
     def decode(self, tokens: Tokens, slot: int = 0) -> Logits:
         """[tokens][vocab]: the logits after each token, fed one at a time."""
         self.start(slot)
-        return np.concatenate([self.step(Piece(slot, tokens[i : i + 1], i)) for i in range(len(tokens))])
+        return np.concatenate([self.step(Piece(slot, tokens[i : i + 1], i), decode=True) for i in range(len(tokens))])
 
     def start(self, slot: int) -> None:
         """Begin a sequence: greedy, with nothing that would change the logits."""
@@ -65,8 +68,8 @@ class Session:
         self._engine.release_slot(slot)
         self._engine.bind_slot(slot, Sampling(), none, none)
 
-    def step(self, *pieces: Piece) -> Logits:
-        """[sampled pieces][vocab]."""
+    def step(self, *pieces: Piece, decode: bool = False) -> Logits:
+        """[sampled pieces][vocab]; by the decode plan if `decode`."""
         starts = np.cumsum([0, *(len(piece.tokens) for piece in pieces)], dtype=np.int32)
         updates = [update for piece in pieces for update in _page_updates(piece)]
         sample_rows = [end - 1 for piece, end in zip(pieces, starts[1:], strict=True) if piece.sampled]
@@ -80,6 +83,7 @@ class Session:
                 seq_starts=starts,
                 sample_rows=np.array(sample_rows, np.int32),
                 page_updates=np.array(updates, np.int32).reshape(-1, 3),
+                decode=decode,
             )
         )
         self._engine.collect()
@@ -95,10 +99,13 @@ def _page_updates(piece: Piece) -> list[tuple[int, int, int]]:
 
 
 @contextmanager
-def open_session(directory: Path, kv_dtype: KvDtypeSetting = "auto", num_threads: int = 1) -> Iterator[Session]:
+def open_session(
+    directory: Path, kv_dtype: KvDtypeSetting = "auto", num_threads: int = 1, kernels: Path | None = None
+) -> Iterator[Session]:
+    """An engine on the kernel table `kernels`, by default the one under test."""
     model = build_model(directory, kv_dtype)
     options = EngineOptions(
-        kernels_path=kernel_table_path("cpu"),
+        kernels_path=kernels or kernel_table_path(TABLE),
         mixed_plan=dump(model.mixed),
         decode_plan=dump(model.decode),
         tensors=model.tensors,

@@ -3,7 +3,7 @@
 import ctypes as c
 import enum
 
-VERSION = 1
+VERSION = 2
 PAGE_SIZE = 16
 MAX_PARTS = 4
 MAX_STOP_IDS = 64
@@ -303,13 +303,25 @@ class SampleArgs(c.Structure):
     ]
 
 
+class PageUpdate(c.Structure):
+    _fields_ = [("slot", c.c_int32), ("index", c.c_int32), ("page", c.c_int32)]
+
+
+HOST_MEMORY = 1  # of Kernels.flags
+
 _OP = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p)
+_CALL = c.CFUNCTYPE(c.c_int, c.c_void_p)
+_FREE = c.CFUNCTYPE(None, c.c_void_p, c.c_void_p)
+_ALLOC = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_size_t, c.POINTER(c.c_void_p))
+_COPY = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p, c.c_void_p, c.c_size_t)
+_MAKE = c.CFUNCTYPE(c.c_int, c.c_void_p, c.POINTER(c.c_void_p))
 
 
 class Kernels(c.Structure):
     _fields_ = [
         ("version", c.c_uint32),
         ("name", c.c_char_p),
+        ("flags", c.c_uint32),
         (
             "device_open",
             c.CFUNCTYPE(c.c_int, c.POINTER(DeviceOptions), c.POINTER(c.c_void_p), c.c_char_p, c.c_size_t),
@@ -318,6 +330,26 @@ class Kernels(c.Structure):
         ("device_description", c.CFUNCTYPE(c.c_char_p, c.c_void_p)),
         ("workspace_bytes", c.CFUNCTYPE(c.c_size_t, c.c_void_p, c.c_int, c.c_void_p)),
         ("set_workspace", c.CFUNCTYPE(None, c.c_void_p, c.c_void_p, c.c_size_t)),
+        ("last_error", c.CFUNCTYPE(c.c_char_p, c.c_void_p)),
+        ("memory_info", c.CFUNCTYPE(c.c_int, c.c_void_p, c.POINTER(c.c_size_t), c.POINTER(c.c_size_t))),
+        ("memory_alloc", _ALLOC),
+        ("memory_free", _OP),
+        ("host_alloc", _ALLOC),
+        ("host_free", _OP),
+        ("copy_in", _COPY),
+        ("copy_out", _COPY),
+        ("fill", c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p, c.c_uint8, c.c_size_t)),
+        ("update_pages", c.CFUNCTYPE(c.c_int, c.c_void_p, c.POINTER(Slots), c.c_void_p, c.c_int32)),
+        ("synchronize", _CALL),
+        ("event_create", _MAKE),
+        ("event_destroy", _FREE),
+        ("event_record", _OP),
+        ("event_wait", _OP),
+        ("event_elapsed", c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p, c.c_void_p, c.POINTER(c.c_uint64))),
+        ("graph_begin", _CALL),
+        ("graph_end", _MAKE),
+        ("graph_launch", _OP),
+        ("graph_free", _FREE),
         *((op.name.lower(), _OP) for op in list(Op)[: Op.COUNT]),
     ]
 

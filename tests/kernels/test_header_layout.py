@@ -18,6 +18,7 @@ STRUCTS = [value for value in vars(abi).values() if isinstance(value, type) and 
 ENUMS = {abi.Status: "GLM_", abi.Dtype: "GLM_", abi.WeightFormat: "GLM_W_", abi.Op: "GLM_OP_"}
 CONSTANTS = {
     "GLM_KERNELS_VERSION": abi.VERSION,
+    "GLM_TABLE_HOST_MEMORY": abi.HOST_MEMORY,
     "GLM_PAGE_SIZE": abi.PAGE_SIZE,
     "GLM_MAX_PARTS": abi.MAX_PARTS,
     "GLM_MAX_STOP_IDS": abi.MAX_STOP_IDS,

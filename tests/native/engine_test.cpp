@@ -126,6 +126,7 @@ glm_status submit(glm_engine* engine, int32_t position, int32_t token, glm_error
                              .num_seqs = kSlots,
                              .num_samples = kSlots,
                              .num_page_updates = static_cast<int32_t>(updates.size()),
+                             .plan = GLM_PLAN_DECODE,
                              .token_ids = tokens.data(),
                              .positions = positions.data(),
                              .seq_slots = slots.data(),

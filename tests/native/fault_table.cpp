@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "cpu/memory.h"
 #include "glm/kernels.h"
 
 #define GLM_EXPORT extern "C" __attribute__((visibility("default")))
@@ -108,11 +109,32 @@ void set_workspace(glm_device*, void* data, size_t bytes) {
 glm_kernels full_table() {
   return {.version = GLM_KERNELS_VERSION,
           .name = "fault",
+          .flags = GLM_TABLE_HOST_MEMORY,
           .device_open = device_open,
           .device_close = device_close,
           .device_description = device_description,
           .workspace_bytes = workspace_bytes,
           .set_workspace = set_workspace,
+          .last_error = glm::cpu::last_error,
+          .memory_info = glm::cpu::memory_info,
+          .memory_alloc = glm::cpu::memory_alloc,
+          .memory_free = glm::cpu::memory_free,
+          .host_alloc = glm::cpu::memory_alloc,
+          .host_free = glm::cpu::memory_free,
+          .copy_in = glm::cpu::copy,
+          .copy_out = glm::cpu::copy,
+          .fill = glm::cpu::fill,
+          .update_pages = glm::cpu::update_pages,
+          .synchronize = glm::cpu::synchronize,
+          .event_create = glm::cpu::event_create,
+          .event_destroy = glm::cpu::event_destroy,
+          .event_record = glm::cpu::event_record,
+          .event_wait = glm::cpu::event_wait,
+          .event_elapsed = glm::cpu::event_elapsed,
+          .graph_begin = nullptr,
+          .graph_end = nullptr,
+          .graph_launch = nullptr,
+          .graph_free = nullptr,
           .embed = embed,
           .rms_norm = count<GLM_OP_RMS_NORM>,
           .quantize = count<GLM_OP_QUANTIZE>,

@@ -75,8 +75,8 @@ def test_out_of_memory_says_what_for(faults: FaultTable, tensors: list[TensorSou
 def test_kernel_table_problems(faults: FaultTable, tensors: list[TensorSource]) -> None:
     with pytest.raises(UnsupportedError, match=r"kernel table /gone.so cannot be loaded"):
         Engine.create(replace(tiny.options(faults.path, tensors), kernels_path=faults.path.__class__("/gone.so")))
-    faults.speak(2)
-    with pytest.raises(UnsupportedError, match="does not speak version 1"):
+    faults.speak(1)
+    with pytest.raises(UnsupportedError, match="does not speak version 2"):
         Engine.create(tiny.options(faults.path, tensors))
     faults.reset()
     faults.fail_open(GLM_DEVICE_ERROR)
@@ -138,20 +138,25 @@ def test_sequence_and_sample_counts(engine: Engine, num_seqs: int) -> None:
     assert result.top_ids[:, 0].tolist() == slots
 
 
-def test_decode_plan_runs_only_for_one_sampled_row_a_sequence(engine: Engine, faults: FaultTable) -> None:
+@pytest.mark.parametrize("decode", [False, True])
+def test_the_caller_chooses_the_plan(engine: Engine, faults: FaultTable, decode: bool) -> None:
     bind(engine, 0, 1)
-    updates = [(0, 0, 0), (1, 0, 1)]
-    mixed_calls = []
-    for submitted in (
-        batch((0, 0, [1]), (1, 0, [1]), updates=updates),
-        batch((0, 1, [1]), (1, 1, [1]), samples=[0]),
-        batch((0, 1, [1, 2]), (1, 1, [1])),
-        batch((0, 3, [1])),
-    ):
-        before = faults.calls(Op.QUANTIZE)
-        step(engine, submitted)
-        mixed_calls.append(faults.calls(Op.QUANTIZE) - before)
-    assert mixed_calls == [0, 1, 1, 0]
+    step(engine, batch((0, 0, [1]), (1, 0, [1]), updates=[(0, 0, 0), (1, 0, 1)], decode=decode))
+    step(engine, batch((0, 1, [1]), decode=decode))
+    assert faults.calls(Op.QUANTIZE) == (0 if decode else 2)  # an op of the mixed plan alone
+
+
+@pytest.mark.parametrize(
+    "submitted",
+    [
+        batch((0, 0, [1]), (1, 0, [1]), samples=[0], updates=[(0, 0, 0), (1, 0, 1)], decode=True),
+        batch((0, 0, [1, 2]), (1, 0, [1]), updates=[(0, 0, 0), (1, 0, 1)], decode=True),
+    ],
+)
+def test_decode_plan_takes_one_sampled_row_a_sequence(engine: Engine, submitted: StepBatch) -> None:
+    bind(engine, 0, 1)
+    with pytest.raises(InvalidRequestError, match="expected one row a sequence, every row sampled"):
+        engine.submit(submitted)
 
 
 def test_two_steps_in_flight(engine: Engine) -> None:
@@ -225,6 +230,11 @@ def test_bad_batch_leaves_the_engine_as_it_was(
     assert result.top_ids[:, 0].tolist() == [5, 6]
     with pytest.raises(InvalidRequestError, match="slot 0 has no page for index 1"):
         engine.submit(batch((0, 16, [1])))
+
+
+def test_the_last_update_of_an_entry_counts(engine: Engine) -> None:
+    bind(engine, 0)
+    assert step(engine, batch((0, 0, [1]), updates=[(0, 0, 4), (0, 0, 7)])).top_ids[0, 0] == 7
 
 
 def test_pages_change_from_their_step_on(engine: Engine) -> None:

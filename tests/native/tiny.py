@@ -96,6 +96,7 @@ def batch(
     *sequences: tuple[int, int, Sequence[int]],
     samples: Sequence[int] | None = None,
     updates: Sequence[tuple[int, int, int]] = (),
+    decode: bool = False,
 ) -> StepBatch:
     """Sequences of (slot, first position, tokens); `samples`: rows, by default the last of each sequence."""
     lengths = [len(tokens) for _, _, tokens in sequences]
@@ -108,6 +109,7 @@ def batch(
         seq_starts=starts,
         sample_rows=ints(*rows),
         page_updates=pages(*updates),
+        decode=decode,
     )
 
 

@@ -29,6 +29,27 @@ def test_decodes_go_first_and_prefill_takes_what_the_budget_leaves() -> None:
     assert rows(driver.plans[3]) == {1: (5, 1, True), 2: (18, 2, True)}
 
 
+def test_the_plan_is_decode_by_what_the_rows_are() -> None:
+    driver = Driver(limits(max_step_tokens=9), depth=1)
+    driver.submit(make_request(1, [1] * 10, max_tokens=3))
+    driver.run()
+    assert [rows(plan)[1] for plan in driver.plans] == [(0, 9, False), (9, 1, True), (10, 1, True), (11, 1, True)]
+    assert [plan.decode for plan in driver.plans] == [False, False, True, True], (
+        "a prompt's last row alone is no decode"
+    )
+    assert [step.decode for step in driver.engine.steps] == [plan.decode for plan in driver.plans]
+
+
+def test_one_chunk_of_a_prompt_makes_a_step_mixed() -> None:
+    driver = Driver(limits(max_step_tokens=9), depth=1)
+    driver.submit(make_request(1, [1], max_tokens=4))
+    driver.advance()
+    driver.advance()
+    driver.submit(make_request(2, [2], max_tokens=2))
+    driver.run()
+    assert [(len(plan.chunks), plan.decode) for plan in driver.plans[1:3]] == [(2, False), (2, True)]
+
+
 def test_next_step_is_planned_before_the_tokens_are_known() -> None:
     driver = Driver(limits())
     driver.submit(make_request(1, [1, 2], max_tokens=3))

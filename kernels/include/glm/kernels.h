@@ -18,6 +18,10 @@
  *    nearest even and saturates finite and infinite values to +-448; NaN encodes to NaN (0x7f with the sign).
  *  - Matrices are row-major; `stride` counts elements from one row to the next. Data is aligned to 64 bytes for
  *    buffers and to at least the element for checkpoint tensors (weights lie where the file has them).
+ *  - Everything that an args struct points to is in device memory, but for `step` and `slots`: those two structs are
+ *    the host's and read during the call, the arrays that they point to are the device's.
+ *  - Between graph_begin and graph_end an operation is recorded with its arguments and the counts in `step`.
+ *  - A step's unused rows may all be rows of one spare slot, at position 0 of one page: they write the same there.
  */
 #ifndef GLM_KERNELS_H
 #define GLM_KERNELS_H
@@ -29,7 +33,7 @@
 extern "C" {
 #endif
 
-#define GLM_KERNELS_VERSION 1u
+#define GLM_KERNELS_VERSION 2u
 #define GLM_PAGE_SIZE 16       /* tokens in a KV page */
 #define GLM_MAX_PARTS 4        /* row blocks of one fused linear */
 #define GLM_MAX_STOP_IDS 64    /* stop ids of a request, the model's own included */
@@ -60,6 +64,12 @@ typedef enum glm_weight_format {
 } glm_weight_format;
 
 typedef struct glm_device glm_device; /* opaque: threads or a GPU, owned by the table */
+typedef struct glm_event glm_event;   /* opaque: a mark in the device's stream */
+typedef struct glm_graph glm_graph;   /* opaque: recorded operations */
+
+/* Bits of glm_kernels.flags. */
+#define GLM_TABLE_HOST_MEMORY \
+  1u /* device memory is the host's: it may be read and written, and weights used in place */
 
 typedef struct glm_device_options {
   int32_t ordinal;     /* GPU index; 0 for the CPU */
@@ -132,6 +142,13 @@ typedef struct glm_slots {
   int32_t max_pages;
   int32_t vocab;
 } glm_slots;
+
+/* A slot's page table entry, in force from this step on. */
+typedef struct glm_page_update {
+  int32_t slot;
+  int32_t index; /* position / GLM_PAGE_SIZE */
+  int32_t page;
+} glm_page_update;
 
 /* One step's inputs: written before a step, never moved. A sequence's rows are adjacent, its positions consecutive. */
 typedef struct glm_step_inputs {
@@ -363,6 +380,7 @@ typedef enum glm_op {
 typedef struct glm_kernels {
   uint32_t version; /* GLM_KERNELS_VERSION */
   const char* name; /* "cpu" */
+  uint32_t flags;   /* GLM_TABLE_* */
 
   /* A device and its one in-order stream. On failure *out is NULL and `error` (capacity error_size) says what is
    * missing. */
@@ -374,6 +392,44 @@ typedef struct glm_kernels {
    * block as large as the largest answer, before the first operation. */
   size_t (*workspace_bytes)(const glm_device* device, glm_op op, const void* args);
   void (*set_workspace)(glm_device* device, void* data, size_t bytes);
+  /* Text of the calling thread's last failed call; empty if none failed. Valid until that thread's next call. */
+  const char* (*last_error)(const glm_device* device);
+
+  /* Memory. Every table has these. Bytes of device memory that are free now, and in all. */
+  glm_status (*memory_info)(glm_device* device, size_t* free_bytes, size_t* total_bytes);
+  /* Device memory aligned to 256 bytes, its contents undefined. GLM_OUT_OF_MEMORY leaves *out NULL. */
+  glm_status (*memory_alloc)(glm_device* device, size_t bytes, void** out);
+  glm_status (*memory_free)(glm_device* device, void* data);
+  /* Host memory, aligned to 64 bytes, that copies reach directly (page-locked for a GPU). */
+  glm_status (*host_alloc)(glm_device* device, size_t bytes, void** out);
+  glm_status (*host_free)(glm_device* device, void* data);
+
+  /* The stream. Every table has these; they, the operations and graph calls are ordered as they are called, and come
+   * from one thread at a time. A host range must stay as it is until the stream has passed the copy; only copies from
+   * and to host_alloc's memory never wait for the stream. */
+  glm_status (*copy_in)(glm_device* device, void* device_data, const void* host_data, size_t bytes);
+  glm_status (*copy_out)(glm_device* device, void* host_data, const void* device_data, size_t bytes);
+  glm_status (*fill)(glm_device* device, void* device_data, uint8_t byte, size_t bytes);
+  /* slots->page_table[slot][index] = page for each update; two for one entry agree. `updates` is in device memory. */
+  glm_status (*update_pages)(glm_device* device, const glm_slots* slots, const glm_page_update* updates, int32_t count);
+  /* Waits until everything submitted so far has run; reports a fault of any of it. */
+  glm_status (*synchronize)(glm_device* device);
+
+  /* Events. Every table has these. wait and elapsed may be called from any thread, beside any other call. */
+  glm_status (*event_create)(glm_device* device, glm_event** out);
+  void (*event_destroy)(glm_device* device, glm_event* event);
+  glm_status (*event_record)(glm_device* device, glm_event* event);
+  /* Until the stream has passed the event's newest record (at once if it has none); reports a fault before it. */
+  glm_status (*event_wait)(glm_device* device, glm_event* event);
+  /* Between the records of two events that the stream has passed. */
+  glm_status (*event_elapsed)(glm_device* device, glm_event* from, glm_event* to, uint64_t* nanoseconds);
+
+  /* Graphs: all four, or NULL in a table that has none. What is called between begin and end is recorded and does not
+   * run; launch runs it in the stream. */
+  glm_status (*graph_begin)(glm_device* device);
+  glm_status (*graph_end)(glm_device* device, glm_graph** out);
+  glm_status (*graph_launch)(glm_device* device, glm_graph* graph);
+  void (*graph_free)(glm_device* device, glm_graph* graph);
 
   glm_status (*embed)(glm_device*, const glm_embed_args*);
   glm_status (*rms_norm)(glm_device*, const glm_rms_norm_args*);

@@ -22,7 +22,7 @@
 extern "C" {
 #endif
 
-#define GLM_RUNTIME_VERSION 1u
+#define GLM_RUNTIME_VERSION 2u
 #define GLM_MAX_RANK 4
 #define GLM_MAX_IN_FLIGHT 2 /* steps submitted and not yet collected */
 
@@ -48,8 +48,8 @@ typedef struct glm_engine_options {
   const char* kernels_path; /* shared object of the kernel table */
   int32_t device_ordinal;
   int32_t num_threads;              /* see glm_device_options */
-  const char* mixed_plan;           /* plan text (native/PLAN.md): steps with any prefill rows */
-  const char* decode_plan;          /* plan text: steps of exactly one row a sequence, every row sampled */
+  const char* mixed_plan;           /* plan text (native/PLAN.md): GLM_PLAN_MIXED */
+  const char* decode_plan;          /* plan text: GLM_PLAN_DECODE */
   const glm_tensor_source* tensors; /* all tensors that the plans name */
   int32_t num_tensors;
   int32_t max_rows;    /* T of a step, at most */
@@ -57,6 +57,7 @@ typedef struct glm_engine_options {
   int32_t max_slots;
   int32_t max_context; /* tokens of one sequence; multiple of GLM_PAGE_SIZE */
   int32_t num_pages;   /* of the KV pool */
+  int32_t fit_pages;   /* not 0: num_pages is the most; fewer, at least one, where memory does not hold as many */
   /* Called from loading threads with bytes done and total, at most a few times a second; may be NULL. */
   void (*progress)(void* context, uint64_t done, uint64_t total);
   void* progress_context;
@@ -66,7 +67,7 @@ typedef struct glm_engine_info {
   char kernels[32];             /* table name */
   char device[128];             /* table's description */
   uint64_t weight_bytes_mapped; /* used in place, in the file's own pages */
-  uint64_t weight_bytes_copied; /* norms, scales, biases as f32 */
+  uint64_t weight_bytes_copied; /* norms, scales and biases as f32; all weights where the device has its own memory */
   uint64_t kv_bytes;
   uint64_t scratch_bytes; /* buffers, workspace, slots, step inputs */
   int32_t num_pages;
@@ -76,12 +77,12 @@ typedef struct glm_engine_info {
   uint64_t steps_run;
 } glm_engine_info;
 
-/* A slot's page table entry, in force from this step on. */
-typedef struct glm_page_update {
-  int32_t slot;
-  int32_t index; /* position / GLM_PAGE_SIZE */
-  int32_t page;
-} glm_page_update;
+/* Which plan a step runs. A row's numbers may differ between the two in their last bits (on a GPU their kernels round
+ * differently), so the caller chooses by what the rows are, never by how many there are. */
+typedef enum glm_plan_kind {
+  GLM_PLAN_MIXED = 0, /* any step */
+  GLM_PLAN_DECODE = 1 /* one row a sequence, every row sampled */
+} glm_plan_kind;
 
 /* One step. Every array is copied before submit returns. See glm_step_inputs for the meaning of the fields. */
 typedef struct glm_step_batch {
@@ -89,6 +90,7 @@ typedef struct glm_step_batch {
   int32_t num_seqs;
   int32_t num_samples;
   int32_t num_page_updates;
+  glm_plan_kind plan;
   const int32_t* token_ids;   /* [num_rows] */
   const int32_t* positions;   /* [num_rows] */
   const int32_t* seq_slots;   /* [num_seqs], each slot at most once */
@@ -107,6 +109,9 @@ typedef struct glm_step_result {
 } glm_step_result;
 
 uint32_t glm_runtime_version(void);
+
+/* Whether the kernel table at `kernels_path` loads and its device `ordinal` answers: opens and closes the device. */
+glm_status glm_engine_probe(const char* kernels_path, int32_t ordinal, glm_error* error);
 
 glm_status glm_engine_create(const glm_engine_options* options, glm_engine** out, glm_error* error);
 /* Waits for steps in flight. NULL is allowed. */

@@ -2,7 +2,7 @@
 
 #include <sched.h>
 
-#include <chrono>
+#include <algorithm>
 #include <cstring>
 
 #include "support/dtype.h"
@@ -23,7 +23,8 @@ Limits read_limits(const glm_engine_options& options) {
   if (options.max_context % GLM_PAGE_SIZE != 0) {
     fail(GLM_INVALID_ARGUMENT, "max_context ", options.max_context, ", expected a multiple of ", GLM_PAGE_SIZE);
   }
-  return {options.max_rows, options.max_samples, options.max_slots, options.max_context, options.num_pages};
+  return {options.max_rows,    options.max_samples, options.max_slots,
+          options.max_context, options.num_pages,   /*spare=*/0};
 }
 
 void check_pointers(const glm_engine_options& options) {
@@ -48,6 +49,17 @@ int32_t scan_threads(int32_t num_threads) {
   return sched_getaffinity(0, sizeof(cores), &cores) == 0 ? std::max(1, CPU_COUNT(&cores)) : 1;
 }
 
+// What is left to the device's driver where KV pages take the rest of its memory: graphs, and the ends of allocations.
+constexpr size_t kDriverBytes = size_t{768} << 20;
+
+glm_sampling greedy() {
+  glm_sampling sampling{};
+  sampling.top_p = 1;
+  sampling.repetition_penalty = 1;
+  sampling.num_logprobs = -1;
+  return sampling;
+}
+
 void check_one_sample(const Plan& plan) {
   int32_t count = 0;
   for (const OpSpec& op : plan.ops) count += op.kind == GLM_OP_SAMPLE;
@@ -64,35 +76,77 @@ Engine::Engine(const glm_engine_options& options) : limits_(read_limits(options)
   check_one_sample(decode);
   table_.emplace(options.kernels_path, std::vector<const Plan*>{&mixed, &decode});
   table_->open_device({.ordinal = options.device_ordinal, .num_threads = options.num_threads});
-  allocate_and_load(options, join_declarations(mixed, decode));
-  make_executors(mixed, decode);
+  device_.emplace(table_->kernels(), table_->device());
+  limits_.spare = device_->has_graphs() ? 1 : 0;
+  weight_arena_.emplace(*device_, Arena::Kind::kDevice);
+  kv_arena_.emplace(*device_, Arena::Kind::kDevice);
+  scratch_arena_.emplace(*device_, Arena::Kind::kDevice);
+  host_arena_.emplace(*device_, Arena::Kind::kHost);
+
+  const Declarations declarations = join_declarations(mixed, decode);
+  load(options, declarations);
+  allocate_steps();
+  bind_plans(mixed, decode);  // to learn the workspace; the KV pages take what is left
+  size_t workspace = 0;
+  for (const Executor& executor : executors_) workspace = std::max(workspace, executor.workspace_bytes());
+  table_->kernels().set_workspace(table_->device(), scratch_arena_->allocate_bytes("workspace of ops", workspace),
+                                  workspace);
+  if (declarations.kv) allocate_kv_pages(*declarations.kv, options.fit_pages != 0);
+  bind_plans(mixed, decode);
+  mirror_.emplace(limits_, declarations.vocab);
+  record_decode();
   thread_ = std::thread([this] { run(); });
 }
 
-void Engine::allocate_and_load(const glm_engine_options& options, const Declarations& declarations) {
+void Engine::load(const glm_engine_options& options, const Declarations& declarations) {
   resources_.act = declarations.act;
   resources_.limits = limits_;
-  resources_.state = make_state(declarations, limits_, scratch_arena_, kv_arena_);
-  for (Staging& staging : staging_) staging = make_staging(limits_, scratch_arena_);
-  mirror_.emplace(limits_, declarations.vocab);
-
+  Filler filler(*weight_arena_);
   tensors_ = std::make_unique<TensorTable>(std::span(options.tensors, static_cast<size_t>(options.num_tensors)));
-  resources_.weights = load_weights(declarations, *tensors_, weight_arena_);
+  resources_.weights = load_weights(declarations, *tensors_, *weight_arena_, filler);
+  resources_.state = make_state(declarations, limits_, *scratch_arena_, filler);
   ScanProgress progress;
   if (options.progress != nullptr) {
     progress = [&options](uint64_t done, uint64_t total) { options.progress(options.progress_context, done, total); };
   }
-  scan_weights(resources_.weights.regions, scan_threads(options.num_threads), progress);
+  scan_weights(resources_.weights.regions, *device_, scan_threads(options.num_threads), progress);
+  filler.finish();
 }
 
-void Engine::make_executors(const Plan& mixed, const Plan& decode) {
-  size_t workspace = 0;
-  for (const Plan* plan : {&mixed, &decode}) {
-    executors_.emplace_back(table_->kernels(), table_->device(), bind_plan(*plan, resources_));
-    workspace = std::max(workspace, executors_.back().workspace_bytes());
+void Engine::allocate_steps() {
+  device_block_ = make_step_block(limits_, *scratch_arena_);
+  resources_.state.step = device_block_.step;
+  for (size_t i = 0; i < GLM_MAX_IN_FLIGHT + 1; ++i) staging_.emplace_back(*device_, limits_, *host_arena_);
+  slot_binder_.emplace(*device_, resources_.state.slots, *host_arena_);
+}
+
+void Engine::allocate_kv_pages(const KvSpec& kv, bool fit) {
+  const size_t page_bytes = kv_page_bytes(kv);
+  if (fit && !device_->host_memory()) {
+    device_->require_free("KV pages, at least one, and the driver",
+                          static_cast<size_t>(1 + limits_.spare) * page_bytes + kDriverBytes);
+    const size_t fitting = (device_->free_bytes() - kDriverBytes) / page_bytes - static_cast<size_t>(limits_.spare);
+    limits_.num_pages = static_cast<int32_t>(std::min(static_cast<size_t>(limits_.num_pages), fitting));
+    resources_.limits = limits_;
   }
-  table_->kernels().set_workspace(table_->device(), scratch_arena_.allocate_bytes("workspace of ops", workspace),
-                                  workspace);
+  device_->require_free("KV pages", Arena::byte_count("KV pages", page_bytes, {limits_.all_pages()}));
+  allocate_kv(resources_.state.kv, limits_, *kv_arena_);
+}
+
+void Engine::bind_plans(const Plan& mixed, const Plan& decode) {
+  executors_.clear();
+  for (const Plan* plan : {&mixed, &decode}) executors_.emplace_back(*device_, bind_plan(*plan, resources_));
+}
+
+void Engine::record_decode() {
+  if (!device_->has_graphs()) return;
+  slot_binder_->apply({.slot = limits_.max_slots, .sampling = greedy(), .prompt = {}, .sampled = {}});
+  Staging& padding = staging_.front();
+  pad_decode(0, limits_.max_decode_rows(), limits_, padding.block.step);
+  padding.block.page_updates[0] = {.slot = limits_.max_slots, .index = 0, .page = limits_.num_pages};
+  padding.num_page_updates = 1;
+  send_inputs(padding);
+  graphs_.emplace(*device_, executors_[GLM_PLAN_DECODE], resources_.state.step, limits_.max_decode_rows());
 }
 
 Engine::~Engine() {
@@ -103,6 +157,7 @@ Engine::~Engine() {
   }
   changed_.notify_all();
   thread_.join();
+  table_->kernels().synchronize(table_->device());  // steps in flight still use what is about to be freed
 }
 
 void Engine::throw_if_failed() const {
@@ -116,9 +171,9 @@ glm_engine_info Engine::info() const {
   std::strncpy(info.kernels, table_->kernels().name, sizeof(info.kernels) - 1);
   std::strncpy(info.device, table_->kernels().device_description(table_->device()), sizeof(info.device) - 1);
   info.weight_bytes_mapped = resources_.weights.bytes_mapped();
-  info.weight_bytes_copied = weight_arena_.bytes();
-  info.kv_bytes = kv_arena_.bytes();
-  info.scratch_bytes = scratch_arena_.bytes();
+  info.weight_bytes_copied = weight_arena_->bytes();
+  info.kv_bytes = kv_arena_->bytes();
+  info.scratch_bytes = scratch_arena_->bytes() + host_arena_->bytes();
   info.num_pages = limits_.num_pages;
   info.max_slots = limits_.max_slots;
   info.max_context = limits_.max_context;
@@ -153,7 +208,8 @@ void Engine::submit(const glm_step_batch& batch) {
   }
   mirror_->accept(batch);
   Staging& staging = staging_[submitted_ % staging_.size()];
-  fill_staging(batch, staging);
+  const bool replayed = graphs_ && batch.plan == GLM_PLAN_DECODE && batch.num_rows > 0;
+  fill_staging(batch, *mirror_, replayed ? graphs_->bucket(batch.num_rows) : batch.num_rows, limits_, staging);
   push({nullptr, &staging});
   ++submitted_;
 }
@@ -166,15 +222,31 @@ glm_step_result Engine::collect() {
   {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return ended_ > collected_; });
-    if (collected_ >= finished_ && failed_) throw *failed_;
+    if (failed_ && (lost_ || collected_ >= finished_)) throw *failed_;
   }
-  const Staging& staging = staging_[collected_++ % staging_.size()];
-  return {.num_samples = staging.inputs.num_samples,
-          .token_ids = staging.inputs.out_token_ids,
-          .logprobs = staging.inputs.out_logprobs,
-          .top_ids = staging.inputs.out_top_ids,
-          .top_logprobs = staging.inputs.out_top_logprobs,
-          .device_ns = staging.device_ns};
+  const Staging& staging = staging_[collected_ % staging_.size()];
+  uint64_t device_ns = 0;
+  try {
+    staging.finished.wait();
+    device_ns = staging.started.nanoseconds_until(staging.finished);
+  } catch (const Failure& failure) {
+    lost_ = true;
+    note_failure(failure, collected_);
+    throw_if_failed();
+  }
+  ++collected_;
+  const glm_step_inputs& step = staging.block.step;
+  return {.num_samples = staging.num_samples,
+          .token_ids = step.out_token_ids,
+          .logprobs = step.out_logprobs,
+          .top_ids = step.out_top_ids,
+          .top_logprobs = step.out_top_logprobs,
+          .device_ns = device_ns};
+}
+
+void Engine::note_failure(const Failure& failure, uint64_t step) {
+  const std::lock_guard lock(mutex_);
+  if (!failed_) failed_.emplace(failure.status(), text(failure.what(), " in step ", step));
 }
 
 void Engine::read_buffer(const std::string& name, int32_t rows, void* out, size_t bytes) {
@@ -192,7 +264,9 @@ void Engine::read_buffer(const std::string& name, int32_t rows, void* out, size_
     fail(GLM_INVALID_ARGUMENT, "buffer ", name, ": ", bytes, " bytes, expected ", size, ": ", rows, " rows of ",
          buffer.tensor.cols, " ", dtype_name(buffer.tensor.dtype));
   }
-  if (size > 0) std::memcpy(out, buffer.tensor.data, size);
+  const std::lock_guard lock(stream_mutex_);
+  device_->copy_out(out, buffer.tensor.data, size);
+  device_->synchronize();
 }
 
 void Engine::push(Command command) {
@@ -216,11 +290,8 @@ void Engine::run() {
       queue_.pop_front();
       failed = failed_.has_value();
     }
-    if (command.binding) {
-      apply_binding(*command.binding, resources_.state.slots);
-      continue;
-    }
-    if (!failed) run_step(*command.step);
+    if (!failed) run_command(command);
+    if (command.binding) continue;
     {
       const std::lock_guard lock(mutex_);
       ++ended_;
@@ -229,21 +300,44 @@ void Engine::run() {
   }
 }
 
-void Engine::run_step(Staging& step) {
-  apply_page_updates(step.page_updates, resources_.state.slots);
-  copy_inputs(step.inputs, resources_.state.step);
+void Engine::run_command(const Command& command) {
+  const std::lock_guard lock(stream_mutex_);
   try {
-    const auto start = std::chrono::steady_clock::now();
-    executors_[step.decode() ? 1 : 0].run(step.inputs.num_rows, step.inputs.num_samples);
-    const auto end = std::chrono::steady_clock::now();
-    step.device_ns = static_cast<uint64_t>(std::chrono::nanoseconds(end - start).count());
+    if (command.binding) {
+      slot_binder_->apply(*command.binding);
+    } else {
+      run_step(*command.step);
+      ++finished_;
+    }
   } catch (const Failure& failure) {
-    const std::lock_guard lock(mutex_);
-    failed_.emplace(failure.status(), text(failure.what(), " in step ", finished_.load()));
+    note_failure(failure, finished_);
+  }
+}
+
+void Engine::run_step(Staging& step) {
+  send_inputs(step);
+  step.started.record();
+  run_plan(step);
+  device_->copy_out(step.block.results, device_block_.results, step.block.result_bytes);
+  step.finished.record();
+}
+
+void Engine::send_inputs(const Staging& step) {
+  device_->copy_in(device_block_.inputs, step.block.inputs, step.block.input_bytes(step.num_page_updates));
+  device_->update_pages(resources_.state.slots, device_block_.page_updates, step.num_page_updates);
+}
+
+void Engine::run_plan(const Staging& step) {
+  const glm_step_inputs& from = step.block.step;
+  if (graphs_ && step.plan == GLM_PLAN_DECODE && from.num_rows > 0) {
+    graphs_->launch(from.num_rows);
     return;
   }
-  copy_outputs(resources_.state.step, step.inputs);
-  ++finished_;
+  glm_step_inputs& to = resources_.state.step;
+  to.num_rows = from.num_rows;
+  to.num_seqs = from.num_seqs;
+  to.num_samples = from.num_samples;
+  executors_[static_cast<size_t>(step.plan)].run(from.num_rows, from.num_samples);
 }
 
 }  // namespace glm

@@ -1,7 +1,6 @@
 // The engine: what a glm_engine is. The caller's thread checks and queues; the engine's own thread runs.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -13,12 +12,16 @@
 #include <thread>
 #include <vector>
 
+#include "engine/bindings.h"
+#include "engine/decode_graphs.h"
 #include "engine/slots.h"
 #include "engine/staging.h"
+#include "engine/step_block.h"
 #include "exec/executor.h"
 #include "exec/kernel_table.h"
 #include "glm/runtime.h"
 #include "memory/arena.h"
+#include "memory/device.h"
 #include "support/error.h"
 
 namespace glm {
@@ -45,35 +48,50 @@ class Engine {
     Staging* step;
   };
 
-  void allocate_and_load(const glm_engine_options& options, const Declarations& declarations);
-  void make_executors(const Plan& mixed, const Plan& decode);
+  void load(const glm_engine_options& options, const Declarations& declarations);
+  void bind_plans(const Plan& mixed, const Plan& decode);
+  void allocate_steps();
+  void allocate_kv_pages(const KvSpec& kv, bool fit);
+  void record_decode();
+
   void throw_if_failed() const;
+  void note_failure(const Failure& failure, uint64_t step);
   void push(Command command);
   void run();
+  void run_command(const Command& command);
   void run_step(Staging& step);
+  void send_inputs(const Staging& step);
+  void run_plan(const Staging& step);
 
   // In order of construction: what is later may point into what is earlier.
   Limits limits_;
   std::optional<KernelTable> table_;
-  Arena weight_arena_;
-  Arena kv_arena_;
-  Arena scratch_arena_;
+  std::optional<Device> device_;
+  std::optional<Arena> weight_arena_;
+  std::optional<Arena> kv_arena_;
+  std::optional<Arena> scratch_arena_;
+  std::optional<Arena> host_arena_;
   std::unique_ptr<TensorTable> tensors_;
   Resources resources_;
-  std::vector<Executor> executors_;  // mixed, decode
+  std::vector<Executor> executors_;  // by glm_plan_kind
+  StepBlock device_block_{};
   // One more than in flight: the result that the caller still reads stays as it is.
-  std::array<Staging, GLM_MAX_IN_FLIGHT + 1> staging_;
+  std::vector<Staging> staging_;
+  std::optional<SlotBinder> slot_binder_;
+  std::optional<DecodeGraphs> graphs_;  // where the table has graphs
   std::optional<SlotMirror> mirror_;
 
   // The caller's thread only.
   uint64_t submitted_ = 0;
   uint64_t collected_ = 0;
+  bool lost_ = false;  // the device failed in a step that it had been given whole
 
-  std::atomic<uint64_t> finished_ = 0;  // steps that ran to their end
+  std::mutex stream_mutex_;             // the device's stream takes calls of one thread at a time
+  std::atomic<uint64_t> finished_ = 0;  // steps of which the device has all
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Command> queue_;      // guarded by mutex_
-  uint64_t ended_ = 0;             // guarded by mutex_: steps that ran or were given up
+  uint64_t ended_ = 0;             // guarded by mutex_: steps handed to the device or given up
   std::optional<Failure> failed_;  // guarded by mutex_; set once
   bool stop_ = false;              // guarded by mutex_
   std::thread thread_;             // last: everything else exists while it runs

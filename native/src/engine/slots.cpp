@@ -44,6 +44,7 @@ void SlotMirror::release(int32_t slot) {
 
 void SlotMirror::accept(const glm_step_batch& batch) {
   check_counts(batch);
+  check_plan(batch);
   check_updates(batch);
   apply_updates(batch);
   try {
@@ -71,6 +72,15 @@ void SlotMirror::check_counts(const glm_step_batch& batch) const {
   check_array("seq_starts", batch.seq_starts, batch.num_seqs + 1);
   check_array("sample_rows", batch.sample_rows, batch.num_samples);
   check_array("page_updates", batch.page_updates, batch.num_page_updates);
+}
+
+void SlotMirror::check_plan(const glm_step_batch& batch) const {
+  check_range("plan", batch.plan, GLM_PLAN_MIXED, GLM_PLAN_DECODE);
+  const bool one_each = batch.num_rows == batch.num_seqs && batch.num_rows == batch.num_samples;
+  if (batch.plan == GLM_PLAN_DECODE && !one_each) {
+    invalid("plan decode with ", batch.num_rows, " rows, ", batch.num_seqs, " sequences and ", batch.num_samples,
+            " samples, expected one row a sequence, every row sampled");
+  }
 }
 
 void SlotMirror::check_updates(const glm_step_batch& batch) const {

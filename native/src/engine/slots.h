@@ -22,6 +22,9 @@ class SlotMirror {
   void bind(int32_t slot);
   void release(int32_t slot);
 
+  // -1: none.
+  int32_t page(int32_t slot, int32_t index) const { return pages_[place(slot, index)]; }
+
   // All of a batch or, where it throws GLM_INVALID_ARGUMENT, nothing of it.
   void accept(const glm_step_batch& batch);
 
@@ -40,6 +43,7 @@ class SlotMirror {
   };
 
   void check_counts(const glm_step_batch& batch) const;
+  void check_plan(const glm_step_batch& batch) const;
   void check_updates(const glm_step_batch& batch) const;
   void apply_updates(const glm_step_batch& batch);
   void undo_updates();
@@ -47,7 +51,10 @@ class SlotMirror {
   void check_rows(const glm_step_batch& batch, int32_t seq);
   void check_samples(const glm_step_batch& batch) const;
   void note_samples(const glm_step_batch& batch);
-  int32_t& page(int32_t slot, int32_t index) { return pages_[static_cast<size_t>(slot) * num_pages_ + index]; }
+  int32_t& page(int32_t slot, int32_t index) { return pages_[place(slot, index)]; }
+  size_t place(int32_t slot, int32_t index) const {
+    return static_cast<size_t>(slot) * num_pages_ + static_cast<size_t>(index);
+  }
 
   Limits limits_;
   int32_t vocab_;

@@ -1,41 +1,36 @@
-// What travels between the caller's thread and the engine's: steps and slot bindings, copied.
+// What travels between the caller's thread, the engine's and the device: steps and slot bindings, copied.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
+#include "engine/slots.h"
+#include "engine/step_block.h"
 #include "glm/runtime.h"
 #include "memory/arena.h"
+#include "memory/device.h"
 #include "memory/limits.h"
 
 namespace glm {
 
-// One submitted step and, once it has run, its results.
+// One submitted step and, once `finished` has passed, its results.
 struct Staging {
-  glm_step_inputs inputs;
-  std::vector<glm_page_update> page_updates;
-  uint64_t device_ns = 0;
+  Staging(const Device& device, const Limits& limits, Arena& host_arena)
+      : block(make_step_block(limits, host_arena)), started(device), finished(device) {}
 
-  bool decode() const { return inputs.num_rows == inputs.num_seqs && inputs.num_rows == inputs.num_samples; }
+  StepBlock block;
+  int32_t num_page_updates = 0;
+  glm_plan_kind plan = GLM_PLAN_MIXED;
+  int32_t num_samples = 0;  // of the caller: the block may hold padding beyond them
+  Event started;
+  Event finished;
 };
 
-struct SlotBinding {
-  int32_t slot;
-  glm_sampling sampling;
-  std::vector<int32_t> prompt;
-  std::vector<int32_t> sampled;
-};
+// `batch` has been accepted by `mirror`. A decode step is filled up to `padded_rows` rows with rows of padding.
+void fill_staging(const glm_step_batch& batch, const SlotMirror& mirror, int32_t padded_rows, const Limits& limits,
+                  Staging& staging);
 
-Staging make_staging(const Limits& limits, Arena& arena);
-
-// `batch` has been checked.
-void fill_staging(const glm_step_batch& batch, Staging& staging);
-
-// Into the fixed place that ops read, and back out of it.
-void copy_inputs(const glm_step_inputs& from, glm_step_inputs& to);
-void copy_outputs(const glm_step_inputs& from, glm_step_inputs& to);
-
-void apply_page_updates(const std::vector<glm_page_update>& updates, const glm_slots& slots);
-void apply_binding(const SlotBinding& binding, const glm_slots& slots);
+// Rows [first, end) of a decode step become padding: token 0 at position 0 of the spare slot, one sequence each.
+void pad_decode(int32_t first, int32_t end, const Limits& limits, glm_step_inputs& step);
 
 }  // namespace glm

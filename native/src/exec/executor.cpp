@@ -31,7 +31,7 @@ size_t Executor::workspace_bytes() const {
   size_t bytes = 0;
   for (const BoundOp& op : ops_) {
     const auto needed = [&](const auto& args) {
-      return kernels_.workspace_bytes(device_, static_cast<glm_op>(op.args.index()), &args);
+      return device_->kernels().workspace_bytes(device_->handle(), static_cast<glm_op>(op.args.index()), &args);
     };
     bytes = std::max(bytes, std::visit(needed, op.args));
   }
@@ -42,14 +42,14 @@ void Executor::run(int32_t num_rows, int32_t num_samples) {
   for (BoundOp& op : ops_) {
     const auto call = [&](auto& args) {
       args.rows = op.by_samples ? num_samples : num_rows;
-      return call_op(kernels_, device_, args);
+      return call_op(device_->kernels(), device_->handle(), args);
     };
     const glm_status status = std::visit(call, op.args);
     if (status != GLM_OK) [[unlikely]] {
       // What was checked when the plan was bound cannot be wrong now, so any other status is a contradiction.
       fail(status == GLM_DEVICE_ERROR ? GLM_DEVICE_ERROR : GLM_INTERNAL, "op ",
-           op_form(static_cast<glm_op>(op.args.index())).name, " ", op.label, " of kernel table ", kernels_.name,
-           " returned ", status_name(status));
+           op_form(static_cast<glm_op>(op.args.index())).name, " ", op.label, " of kernel table ",
+           device_->kernels().name, " returned ", status_name(status), device_->last_error());
     }
   }
 }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "exec/binder.h"
+#include "memory/device.h"
 
 namespace glm {
 
@@ -12,8 +13,7 @@ const char* status_name(glm_status status);
 
 class Executor {
  public:
-  Executor(const glm_kernels& kernels, glm_device* device, std::vector<BoundOp> ops)
-      : kernels_(kernels), device_(device), ops_(std::move(ops)) {}
+  Executor(const Device& device, std::vector<BoundOp> ops) : device_(&device), ops_(std::move(ops)) {}
 
   // The largest scratch that any op needs.
   size_t workspace_bytes() const;
@@ -22,8 +22,7 @@ class Executor {
   void run(int32_t num_rows, int32_t num_samples);
 
  private:
-  const glm_kernels& kernels_;
-  glm_device* device_;
+  const Device* device_;
   std::vector<BoundOp> ops_;
 };
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "memory/arena.h"
+#include "memory/filler.h"
 #include "memory/limits.h"
 #include "plan/plan.h"
 
@@ -31,10 +32,12 @@ struct State {
   glm_step_inputs step;
 };
 
-// `kv_arena` takes the KV pages, `arena` all else. No slot is bound and the step is empty.
-State make_state(const Declarations& declarations, const Limits& limits, Arena& arena, Arena& kv_arena);
+// Everything but the memory of the KV pages, whose layers are NULL. No slot is bound and the step has no arrays.
+State make_state(const Declarations& declarations, const Limits& limits, Arena& arena, Filler& filler);
 
-// The arrays of a step for its largest size; counts are 0.
-glm_step_inputs make_step_inputs(const Limits& limits, Arena& arena, const std::string& what);
+// Bytes of one page in all layers.
+size_t kv_page_bytes(const KvSpec& spec);
+// Gives every layer of `kv` its pages.
+void allocate_kv(std::vector<glm_kv_layer>& kv, const Limits& limits, Arena& arena);
 
 }  // namespace glm

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "support/error.h"
+#include "weights/staged_upload.h"
 
 namespace glm {
 namespace {
@@ -58,8 +59,12 @@ std::vector<Chunk> cut(const std::vector<ScanRegion>& regions) {
 
 class Scan {
  public:
-  Scan(std::vector<Chunk> chunks, const ScanProgress& progress) : chunks_(std::move(chunks)), progress_(progress) {
-    for (const Chunk& chunk : chunks_) total_ += bytes(chunk);
+  Scan(std::vector<Chunk> chunks, const Device& device, const ScanProgress& progress)
+      : chunks_(std::move(chunks)), device_(device), progress_(progress) {
+    for (const Chunk& chunk : chunks_) {
+      total_ += bytes(chunk);
+      largest_ = std::max(largest_, bytes(chunk));
+    }
   }
 
   void run(int32_t num_threads) {
@@ -75,30 +80,52 @@ class Scan {
   static uint64_t bytes(const Chunk& chunk) { return static_cast<uint64_t>(chunk.rows * chunk.region->row_bytes); }
 
   void work() {
-    for (size_t i = next_++; i < chunks_.size() && !stop_; i = next_++) {
-      check(chunks_[i]);
-      report(bytes(chunks_[i]));
+    try {
+      std::optional<StagedUpload> upload;
+      if (!device_.host_memory()) upload.emplace(device_, stream_, largest_);
+      for (size_t i = next_++; i < chunks_.size() && !stop_; i = next_++) {
+        if (upload) {
+          send(chunks_[i], *upload);
+        } else {
+          const ScanRegion& region = *chunks_[i].region;
+          check(chunks_[i], region.data + chunks_[i].first_row * region.stride_bytes, region.stride_bytes);
+        }
+        report(bytes(chunks_[i]));
+      }
+    } catch (const Failure& failure) {
+      note(failure);
     }
   }
 
-  void check(const Chunk& chunk) {
+  void send(const Chunk& chunk, StagedUpload& upload) {
     const ScanRegion& region = *chunk.region;
-    for (int64_t row = chunk.first_row; row < chunk.first_row + chunk.rows; ++row) {
-      const std::byte* data = region.data + row * region.stride_bytes;
+    std::byte* buffer = upload.buffer();
+    for (int64_t row = 0; row < chunk.rows; ++row) {
+      std::memcpy(buffer + row * region.row_bytes, region.data + (chunk.first_row + row) * region.stride_bytes,
+                  static_cast<size_t>(region.row_bytes));
+    }
+    check(chunk, buffer, region.row_bytes);
+    upload.send(region.target + chunk.first_row * region.row_bytes, bytes(chunk));
+  }
+
+  // `data`: the chunk's rows, `stride` bytes apart.
+  void check(const Chunk& chunk, const std::byte* data, int64_t stride) {
+    const ScanRegion& region = *chunk.region;
+    for (int64_t i = 0; i < chunk.rows; ++i, data += stride) {
       if (!region.fp8) {
         touch(data, region.row_bytes);
       } else if (has_nan(data, region.row_bytes)) {
         const int64_t column = std::find_if(data, data + region.row_bytes, is_nan) - data;
-        const std::lock_guard lock(mutex_);
-        if (!error_) {
-          error_.emplace(GLM_BAD_CHECKPOINT,
-                         text("tensor ", region.tensor, " in ", region.shard, ": NaN at index ",
-                              region.first_index + row * region.stride_bytes + column, ", expected finite FP8 values"));
-        }
-        stop_ = true;
-        return;
+        fail(GLM_BAD_CHECKPOINT, "tensor ", region.tensor, " in ", region.shard, ": NaN at index ",
+             region.first_index + (chunk.first_row + i) * region.stride_bytes + column, ", expected finite FP8 values");
       }
     }
+  }
+
+  void note(const Failure& failure) {
+    const std::lock_guard lock(mutex_);
+    if (!error_) error_.emplace(failure);
+    stop_ = true;
   }
 
   void report(uint64_t bytes) {
@@ -112,8 +139,11 @@ class Scan {
   }
 
   std::vector<Chunk> chunks_;
+  const Device& device_;
   const ScanProgress& progress_;
   uint64_t total_ = 0;
+  uint64_t largest_ = 0;
+  std::mutex stream_;
   std::atomic<size_t> next_ = 0;
   std::atomic<bool> stop_ = false;
   std::mutex mutex_;
@@ -124,8 +154,9 @@ class Scan {
 
 }  // namespace
 
-void scan_weights(const std::vector<ScanRegion>& regions, int32_t num_threads, const ScanProgress& progress) {
-  Scan(cut(regions), progress).run(num_threads);
+void scan_weights(const std::vector<ScanRegion>& regions, const Device& device, int32_t num_threads,
+                  const ScanProgress& progress) {
+  Scan(cut(regions), device, progress).run(num_threads);
 }
 
 }  // namespace glm

@@ -1,4 +1,5 @@
-// One pass over all weights: finds NaN codes in FP8, and brings the pages into memory before the first step needs them.
+// One pass over all weights: finds NaN codes in FP8, and brings the bytes to where steps read them: into the device's
+// memory, or, where that is the host's, from the file into its pages.
 #pragma once
 
 #include <cstddef>
@@ -6,6 +7,8 @@
 #include <functional>
 #include <string>
 #include <vector>
+
+#include "memory/device.h"
 
 namespace glm {
 
@@ -19,12 +22,14 @@ struct ScanRegion {
   int64_t stride_bytes;
   int64_t first_index;  // of data[0] in the tensor
   bool fp8;             // look for NaN; else only touch
+  std::byte* target;    // in device memory, rows without a gap; NULL: used in place
 };
 
 // Bytes done and in all; called from any of the scanning threads, one at a time.
 using ScanProgress = std::function<void(uint64_t done, uint64_t total)>;
 
 // Throws GLM_BAD_CHECKPOINT with tensor and index of a NaN.
-void scan_weights(const std::vector<ScanRegion>& regions, int32_t num_threads, const ScanProgress& progress);
+void scan_weights(const std::vector<ScanRegion>& regions, const Device& device, int32_t num_threads,
+                  const ScanProgress& progress);
 
 }  // namespace glm

@@ -1,6 +1,7 @@
 #include "weights/weights.h"
 
 #include <cmath>
+#include <map>
 #include <set>
 
 #include "support/dtype.h"
@@ -30,11 +31,36 @@ std::string for_expert(const std::string& name, int32_t id) {
   return out;
 }
 
+// Of all matrices and experts, tied ones once.
+size_t matrix_bytes(const Declarations& declarations) {
+  size_t bytes = 0;
+  std::set<std::tuple<std::string, int64_t, int64_t>> seen;
+  const auto add = [&](const PartSpec& part, glm_weight_format format, int32_t count) {
+    if (!seen.emplace(part.tensor, part.rows.begin, part.cols.begin).second) return;
+    bytes +=
+        Arena::byte_count("weights", element_bytes(storage_dtype(format)), {count, part.rows.size(), part.cols.size()});
+  };
+  for (const MatrixSpec& spec : declarations.matrices) {
+    for (const PartSpec& part : spec.parts) add(part, spec.format, 1);
+  }
+  for (const ExpertsSpec& spec : declarations.experts) add(spec.part, spec.format, spec.count);
+  return bytes;
+}
+
+// Device memory for weights that lie one after the other; taken when the first of them needs it.
+struct Room {
+  std::string owner;
+  int64_t rows;
+  int64_t cols;
+  std::byte* next = nullptr;
+};
+
 class Loader {
  public:
-  Loader(TensorTable& tensors, Arena& arena) : tensors_(tensors), arena_(arena) {}
+  Loader(TensorTable& tensors, Arena& arena, Filler& filler) : tensors_(tensors), arena_(arena), filler_(filler) {}
 
   Weights load(const Declarations& declarations) {
+    arena_.device().require_free("weights", matrix_bytes(declarations));
     for (const VectorSpec& spec : declarations.vectors) {
       const float* data = read_rows(spec.tensor, "vector " + spec.name, spec.rows);
       weights_.vectors.emplace(spec.name, Vector{data, spec.size});
@@ -48,8 +74,9 @@ class Loader {
   void add_matrix(const MatrixSpec& spec) {
     const std::string owner = "matrix " + spec.name;
     Matrix matrix{.format = spec.format, .rows = spec.rows, .cols = spec.cols, .parts = {}, .bias = {}};
+    Room room{owner, spec.rows, spec.cols};
     for (const PartSpec& part : spec.parts) {
-      matrix.parts.push_back(place(part, spec.format, owner));
+      matrix.parts.push_back(place(part, spec.format, owner, room));
       matrix.bias.push_back(part.bias.empty() ? nullptr : read_rows(part.bias, owner, part.rows));
     }
     weights_.matrices.emplace(spec.name, std::move(matrix));
@@ -57,13 +84,15 @@ class Loader {
 
   void add_experts(const ExpertsSpec& spec) {
     const std::string owner = "experts " + spec.name;
-    glm_weight* experts = arena_.allocate<glm_weight>(owner, {spec.count});
-    for (int32_t i = 0; i < spec.count; ++i) {
-      PartSpec part = spec.part;
-      part.tensor = for_expert(part.tensor, spec.first + i);
-      part.scale = for_expert(part.scale, spec.first + i);
-      experts[i] = place(part, spec.format, owner);
-    }
+    Room room{owner, int64_t{spec.count} * spec.rows, spec.cols};
+    const glm_weight* experts = filler_.make<glm_weight>(owner, {spec.count}, [&](glm_weight* out) {
+      for (int32_t i = 0; i < spec.count; ++i) {
+        PartSpec part = spec.part;
+        part.tensor = for_expert(part.tensor, spec.first + i);
+        part.scale = for_expert(part.scale, spec.first + i);
+        out[i] = place(part, spec.format, owner, room);
+      }
+    });
     weights_.experts.emplace(spec.name, glm_expert_weights{.experts = experts,
                                                            .format = spec.format,
                                                            .first = spec.first,
@@ -72,7 +101,7 @@ class Loader {
                                                            .cols = spec.cols});
   }
 
-  glm_weight place(const PartSpec& part, glm_weight_format format, const std::string& owner) {
+  glm_weight place(const PartSpec& part, glm_weight_format format, const std::string& owner, Room& room) {
     const Tensor tensor = tensors_.find(part.tensor, owner);
     const bool fits = tensor.shape.size() == 2 && part.rows.end <= tensor.shape[0] && part.cols.end <= tensor.shape[1];
     if (tensor.dtype != storage_dtype(format) || !fits) {
@@ -81,21 +110,22 @@ class Loader {
           text(dtype_name(storage_dtype(format)), " of at least shape [", part.rows.end, ", ", part.cols.end, "]"));
     }
     const int64_t element = static_cast<int64_t>(element_bytes(tensor.dtype));
-    const int64_t stride = tensor.shape[1];
-    const int64_t first = part.rows.begin * stride + part.cols.begin;
-    glm_weight weight{.data = tensor.data + first * element,
-                      .stride = stride,
+    const int64_t first = part.rows.begin * tensor.shape[1] + part.cols.begin;
+    ScanRegion region{.tensor = tensor.name,
+                      .shard = tensor.shard,
+                      .data = tensor.data + first * element,
+                      .rows = part.rows.size(),
+                      .row_bytes = part.cols.size() * element,
+                      .stride_bytes = tensor.shape[1] * element,
+                      .first_index = first,
+                      .fp8 = is_fp8(format),
+                      .target = nullptr};
+    const std::byte* data = add_region(region, room);
+    glm_weight weight{.data = data,
+                      .stride = data == region.data ? tensor.shape[1] : part.cols.size(),
                       .scale = nullptr,
                       .scale_stride = 0,
                       .rows = static_cast<int32_t>(part.rows.size())};
-    add_region({.tensor = tensor.name,
-                .shard = tensor.shard,
-                .data = tensor.data + first * element,
-                .rows = part.rows.size(),
-                .row_bytes = part.cols.size() * element,
-                .stride_bytes = stride * element,
-                .first_index = first,
-                .fp8 = is_fp8(format)});
     if (format == GLM_W_FP8_CHANNEL) weight.scale = read_channel_scale(part, tensor, owner);
     if (format == GLM_W_FP8_BLOCK) {
       weight.scale = read_block_scale(part, tensor, owner);
@@ -104,9 +134,20 @@ class Loader {
     return weight;
   }
 
-  // Tied weights are named twice and lie in memory once.
-  void add_region(ScanRegion region) {
-    if (seen_.emplace(region.data, region.rows, region.row_bytes).second) weights_.regions.push_back(std::move(region));
+  // Where ops find it. Tied weights are named twice and lie in memory once.
+  const std::byte* add_region(ScanRegion region, Room& room) {
+    const auto [place, added] = placed_.try_emplace({region.data, region.rows, region.row_bytes}, region.data);
+    if (!added) return place->second;
+    if (!arena_.device().host_memory()) {
+      if (room.next == nullptr) {
+        const int64_t element = region.row_bytes / room.cols;
+        room.next = arena_.allocate<std::byte>(room.owner, {room.rows, room.cols, element});
+      }
+      place->second = region.target = room.next;
+      room.next += region.rows * region.row_bytes;
+    }
+    weights_.regions.push_back(std::move(region));
+    return place->second;
   }
 
   // Elements [rows) of a tensor of one dimension.
@@ -144,14 +185,13 @@ class Loader {
   const float* read_f32(const Tensor& tensor, const std::string& owner, Range rows, Range cols, int64_t stride) {
     if (tensor.dtype == GLM_FP8_E4M3) mismatch(tensor, owner, "f32, bf16 or f16");
     const int64_t element = static_cast<int64_t>(element_bytes(tensor.dtype));
-    float* out = arena_.allocate<float>("tensor " + tensor.name, {rows.size(), cols.size()});
-    for (int64_t row = 0; row < rows.size(); ++row) {
-      const int64_t first = (rows.begin + row) * stride + cols.begin;
-      float* out_row = out + row * cols.size();
-      convert_to_f32(tensor.data + first * element, tensor.dtype, cols.size(), out_row);
-      check_finite(tensor, out_row, cols.size(), first);
-    }
-    return out;
+    return filler_.make<float>("tensor " + tensor.name, {rows.size(), cols.size()}, [&](float* out) {
+      for (int64_t row = 0; row < rows.size(); ++row, out += cols.size()) {
+        const int64_t first = (rows.begin + row) * stride + cols.begin;
+        convert_to_f32(tensor.data + first * element, tensor.dtype, cols.size(), out);
+        check_finite(tensor, out, cols.size(), first);
+      }
+    });
   }
 
   static void check_finite(const Tensor& tensor, const float* values, int64_t count, int64_t first) {
@@ -165,20 +205,24 @@ class Loader {
 
   TensorTable& tensors_;
   Arena& arena_;
+  Filler& filler_;
   Weights weights_;
-  std::set<std::tuple<const std::byte*, int64_t, int64_t>> seen_;
+  // Data, rows and bytes of a row in the file -> place.
+  std::map<std::tuple<const std::byte*, int64_t, int64_t>, const std::byte*> placed_;
 };
 
 }  // namespace
 
 uint64_t Weights::bytes_mapped() const {
   uint64_t bytes = 0;
-  for (const ScanRegion& region : regions) bytes += static_cast<uint64_t>(region.rows * region.row_bytes);
+  for (const ScanRegion& region : regions) {
+    if (region.target == nullptr) bytes += static_cast<uint64_t>(region.rows * region.row_bytes);
+  }
   return bytes;
 }
 
-Weights load_weights(const Declarations& declarations, TensorTable& tensors, Arena& arena) {
-  return Loader(tensors, arena).load(declarations);
+Weights load_weights(const Declarations& declarations, TensorTable& tensors, Arena& arena, Filler& filler) {
+  return Loader(tensors, arena, filler).load(declarations);
 }
 
 }  // namespace glm

@@ -1,4 +1,4 @@
-// The plan's weights, where the checkpoint has them.
+// The plan's weights: where the checkpoint has them, or in the device's memory, if it has its own.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "memory/arena.h"
+#include "memory/filler.h"
 #include "plan/plan.h"
 #include "weights/scan.h"
 #include "weights/tensor_table.h"
@@ -30,12 +31,13 @@ struct Weights {
   std::map<std::string, Vector, std::less<>> vectors;
   std::map<std::string, Matrix, std::less<>> matrices;
   std::map<std::string, glm_expert_weights, std::less<>> experts;
-  std::vector<ScanRegion> regions;  // every byte that is used in place, once
+  std::vector<ScanRegion> regions;  // every byte that is not converted, once
   uint64_t bytes_mapped() const;
 };
 
-// Vectors, scales and biases become f32 in `arena`; all else points into the shards that `tensors` maps.
-// Throws GLM_BAD_CHECKPOINT with tensor, shard, what was expected and what is there.
-Weights load_weights(const Declarations& declarations, TensorTable& tensors, Arena& arena);
+// Vectors, scales and biases become f32 in `arena`. All else points into the shards that `tensors` maps or, where the
+// device has its own memory, has room in `arena`, the parts of a matrix and the experts of a record one after another;
+// scan_weights brings it there. Throws GLM_BAD_CHECKPOINT with tensor, shard, what was expected and what is there.
+Weights load_weights(const Declarations& declarations, TensorTable& tensors, Arena& arena, Filler& filler);
 
 }  // namespace glm

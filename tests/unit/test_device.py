@@ -1,0 +1,66 @@
+"""Which kernel table a setting gives, and what is said where it cannot be had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from engine_worker import device as device_module
+from engine_worker.device import choose_device
+from engine_worker.errors import UnsupportedError, WorkerError
+
+
+class Prober:
+    """Stands in for the native library: the GPU answers, or not."""
+
+    error: WorkerError | None = None
+    asked: ClassVar[list[tuple[Path, int]]] = []
+
+    def probe(self, path: Path, ordinal: int) -> None:
+        self.asked.append((path, ordinal))
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "libglm_kernels_cuda.so"
+    path.touch()
+    return path
+
+
+@pytest.fixture
+def prober(monkeypatch: pytest.MonkeyPatch, table: Path) -> type[Prober]:
+    monkeypatch.setattr(device_module, "kernel_table_path", lambda name: table.with_name(f"libglm_kernels_{name}.so"))
+    monkeypatch.setattr(device_module, "Library", Prober)
+    monkeypatch.setattr(Prober, "error", None)
+    monkeypatch.setattr(Prober, "asked", [])
+    return Prober
+
+
+def test_cpu_asks_no_gpu(prober: type[Prober]) -> None:
+    assert choose_device("cpu", 0) == ("cpu", "asked for")
+    assert prober.asked == []
+
+
+def test_a_gpu_that_answers_is_taken(prober: type[Prober]) -> None:
+    assert choose_device("auto", 1) == ("cuda", "GPU 1 answers")
+    assert choose_device("cuda", 1) == ("cuda", "asked for")
+    assert [(path.name, gpu) for path, gpu in prober.asked] == [("libglm_kernels_cuda.so", 1)] * 2
+
+
+def test_a_gpu_that_does_not_answer(prober: type[Prober], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prober, "error", UnsupportedError("no usable CUDA driver or GPU"))
+    assert choose_device("auto", 0) == ("cpu", "no usable CUDA driver or GPU")
+    with pytest.raises(UnsupportedError, match="no usable CUDA driver or GPU"):
+        choose_device("cuda", 0)
+
+
+@pytest.mark.usefixtures("prober")
+def test_a_missing_table(table: Path) -> None:
+    table.unlink()
+    assert choose_device("auto", 0).table == "cpu"
+    with pytest.raises(UnsupportedError, match=r"libglm_kernels_cuda.so is missing: build it with `make cuda`"):
+        choose_device("cuda", 0)
