@@ -1,4 +1,4 @@
-# make run PROMPT="..." | make serve | make test | make lint | make bench | make sanitize
+# make run PROMPT="..." | make serve | make test | make lint | make bench | make sanitize | make cuda
 # Each target sets up all it needs; nothing is assumed but Python 3.11 or newer, a C++ compiler, make and pip.
 
 PYTHON ?= python3
