@@ -223,6 +223,8 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (["--model", "x", "--kv-dtype", "int4"], "kv_dtype: Input should be 'auto', 'f32', 'bf16' or 'fp8'"),
         (["--model", "x", "--step-tokens", "64"], "step_tokens (64) must be more than max_running (64)"),
         (["--model", "no/such/model"], "no/such/model"),
+        (["--model", "x", "--tls-cert", "no/cert", "--tls-key", "no/key"], "cannot read no/cert: No such file"),
+        (["--model", "x", "--listen", "0.0.0.0:0"], "listen: 0.0.0.0:0 is not loopback"),
     ],
 )
 def test_a_wrong_setting_is_one_line_and_exit_code_2(

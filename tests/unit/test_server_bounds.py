@@ -1,0 +1,69 @@
+"""What a server keeps to itself, and where it stops taking on more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+from contextlib import AsyncExitStack
+from typing import Any
+
+import grpc
+import pytest
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from glmserve.service.grpc_server import raise_file_limit
+from tests.chaos.http2 import SETTINGS, raw
+from tests.unit.router_harness import bench
+
+
+async def reflects(channel: grpc.aio.Channel) -> bool:
+    """Whether the server tells what services it has."""
+    service: Any = reflection_pb2_grpc
+    call = service.ServerReflectionStub(channel).ServerReflectionInfo()
+    try:
+        with contextlib.suppress(asyncio.InvalidStateError):  # it is over already
+            await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+            await call.done_writing()
+        return len([reply async for reply in call]) == 1
+    except grpc.aio.AioRpcError as error:
+        assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+        return False
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, True),
+        ({"reflection": False}, False),
+        ({"listen": "0.0.0.0:0", "insecure": True}, False),
+        ({"listen": "0.0.0.0:0", "insecure": True, "reflection": True}, True),
+    ],
+)
+async def test_reflection_is_for_loopback_unless_asked_for(settings: dict[str, Any], expected: bool) -> None:
+    async with bench(**settings) as b:
+        port = b.router.address.rpartition(":")[2]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            assert await reflects(channel) is expected
+
+
+async def test_connections_beyond_the_files_of_the_process_are_not_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glmserve.service.grpc_server.raise_file_limit", lambda: 600)
+    async with bench() as b, AsyncExitStack() as stack:
+        taken = 1  # the test's own channel
+        while True:
+            connection = await stack.enter_async_context(raw(b.router.address))
+            if await connection.read_until(SETTINGS) is None:
+                break
+            taken += 1
+        assert taken == 600 - 512
+        await b.wait_health(True)
+
+
+def test_the_file_limit_is_raised_to_what_is_allowed() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+        assert raise_file_limit() == resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
