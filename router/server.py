@@ -89,8 +89,9 @@ class Router:
         router_telemetry.observe(lambda: pool.num_serving)
         failover = FailoverLimits(config.failover_moves, config.failover_wait_s)
         service = InferenceService(model, pool, failover, admission, router_telemetry)
+        pace = wire.StreamPace(config.stall_s, config.stream_interval_ms / 1000)
         started = await start_server(
-            lambda server: wire.register(SERVICE, service, server, config.stall_s),
+            lambda server: wire.register(SERVICE, service, server, pace),
             (SERVICE.full_name,),
             config.listen,
             config.max_message_bytes,

@@ -31,17 +31,25 @@ class Malformed:
     error: InvalidArgumentError
 
 
-def register(service: ServiceDescriptor, implementation: object, server: grpc.aio.Server, stall_s: float) -> None:
-    """Serve each method of `service` by the method of `implementation` with its name in snake case.
+@dataclass(frozen=True, slots=True)
+class StreamPace:
+    """`stall_s`: a response that its client does not take for so long ends the RPC.
 
-    A streamed response that its client does not take within `stall_s` seconds ends the RPC.
+    `interval_s`: least time between two responses of a stream, 0 for none.
     """
+
+    stall_s: float
+    interval_s: float
+
+
+def register(service: ServiceDescriptor, implementation: object, server: grpc.aio.Server, pace: StreamPace) -> None:
+    """Serve each method of `service` by the method of `implementation` with its name in snake case."""
     handlers = {}
     for method in service.methods:
         make = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
         handler = _refuse_malformed(getattr(implementation, _snake_case(method.name)))
         handlers[method.name] = make(
-            _limit_stalls(handler, stall_s) if method.server_streaming else handler,
+            _paced(handler, pace) if method.server_streaming else handler,
             request_deserializer=_parser(method.input_type),
             response_serializer=message_factory.GetMessageClass(method.output_type).SerializeToString,
         )
@@ -61,26 +69,62 @@ def _refuse_malformed(handler: Callable[[Any, Any], Any]) -> Callable[[Any, Any]
     return call
 
 
-def _limit_stalls(handler: Callable[[Any, Any], Any], stall_s: float) -> Callable[[Any, Any], AsyncIterator[Any]]:
-    """A client that never reads would keep its place for ever: it answers pings, so its connection lives."""
+def _paced(handler: Callable[[Any, Any], Any], pace: StreamPace) -> Callable[[Any, Any], AsyncIterator[Any]]:
+    """What `handler` yields, at the pace of the stream. While it waits here, the handler's source merges."""
 
     async def call(request: Message | Malformed, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-        loop = asyncio.get_running_loop()
-        task = asyncio.current_task()
-        assert task is not None
-        async for response in handler(request, context):
-            timer = loop.call_later(stall_s, _give_up, task, stall_s)
-            try:
+        watch = _StallWatch(pace.stall_s)
+        try:
+            async for response in handler(request, context):
+                sent = watch.sending()
                 yield response  # resumed once the client's flow control has let it out
-            finally:
-                timer.cancel()
+                watch.sent()
+                if pace.interval_s and not response.HasField("finish"):
+                    await asyncio.sleep(sent + pace.interval_s - watch.now())
+        finally:
+            watch.close()
 
     return call
 
 
-def _give_up(task: asyncio.Task[Any], stall_s: float) -> None:
-    log.warning("client_stalled", limit_s=stall_s)
-    task.cancel()
+class _StallWatch:
+    """Cancels the RPC's task when a response waits for its client too long.
+
+    A client that never reads would keep its place for ever: it answers pings, so its connection lives. One timer an
+    RPC, set again when it finds the client in time, because a timer for each message is dear.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._limit_s = limit_s
+        self._loop = asyncio.get_running_loop()
+        self.now = self._loop.time
+        self._since: float | None = None
+        self._timer = self._loop.call_later(limit_s, self._look)
+
+    def sending(self) -> float:
+        """A response waits from now on. Returns the time."""
+        self._since = now = self.now()
+        return now
+
+    def sent(self) -> None:
+        """The client has taken it."""
+        self._since = None
+
+    def close(self) -> None:
+        """The RPC is over."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        now = self.now()
+        since = now if self._since is None else self._since
+        if now - since >= self._limit_s:
+            log.warning("client_stalled", limit_s=self._limit_s)
+            self._task.cancel()
+        else:
+            self._timer = self._loop.call_at(since + self._limit_s, self._look)
 
 
 def _parser(descriptor: Descriptor) -> Callable[[bytes], Message | Malformed]:

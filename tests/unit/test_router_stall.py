@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import pytest
 from structlog.testing import capture_logs
 
@@ -39,3 +40,19 @@ async def test_a_client_that_never_reads_loses_its_place(logs: list[Any]) -> Non
             await b.router.drain(60)
         assert [line["limit_s"] for line in logs if line["event"] == "client_stalled"] == [0.05]
         assert [line["status"] for line in logs if line["event"] == "request"] == ["CANCELLED"]
+
+
+async def test_tokens_within_the_interval_are_merged_and_the_first_is_not_held_back() -> None:
+    async with bench(stream_interval_ms=1000.0) as b:
+        call = b.client.Generate(inference_pb2.GenerateRequest(prompt="The capital"))
+        submit = await b.worker.submits.get()
+        b.worker.tokens(submit.request_id, [300])
+        first = await call.read()
+        assert list(first.token_ids) == [300]
+        for token_id in (301, 302):
+            b.worker.tokens(submit.request_id, [token_id])
+        b.worker.finish(submit.request_id, [303])
+        last = await call.read()
+        assert list(last.token_ids) == [301, 302, 303]
+        assert last.HasField("finish")
+        assert await call.read() is grpc.aio.EOF
