@@ -129,6 +129,7 @@ def main() -> None:
     result = {
         "streams": STREAMS,
         "paced": asdict(cost(model, PACE_MS)),
+        "paced_merged": asdict(cost(model, PACE_MS, "--stream-interval-ms", "70")),
         "full_speed": asdict(cost(model, 0.0)),
         "full_speed_with_metrics": asdict(cost(model, 0.0, "--metrics-listen", "127.0.0.1:0")),
         "added_ttft_ms": added_ttft_ms(model),
