@@ -14,6 +14,7 @@ import grpc
 import structlog
 
 from glmserve.inference.v1 import inference_pb2
+from glmserve.service import identity
 from glmserve.service.status import DeadlineError, ServiceError
 from glmserve.service.tracing import TRACEPARENT_KEY, trace_id_of
 from router.dispatch.admission import Ticket
@@ -47,6 +48,7 @@ class RequestScope:
         self.traceparent = traceparent if self._trace is None else self._trace.traceparent
         self.trace_id = trace_id_of(self.traceparent) or request_id
         self._method = method
+        self._caller = identity.current().name
         self._deadline_s = deadline_s
         self._finish: inference_pb2.Finish | None = None
         # Until something else is known: nobody but the client ends an RPC without a word.
@@ -146,6 +148,7 @@ class RequestScope:
             "request_id": self.request_id,
             "trace_id": self.trace_id,
             "method": record.method,
+            "caller": self._caller,
             "status": record.status,
             "prompt_tokens": record.prompt_tokens,
             "completion_tokens": record.completion_tokens,

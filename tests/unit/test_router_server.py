@@ -101,6 +101,7 @@ async def test_serves_logs_each_request_without_its_text_and_stops_cleanly(tmp_p
     lines = {line["request_id"]: line for line in map(json.loads, log.splitlines()) if line["event"] == "request"}
     done = lines["r-1"]
     assert (done["status"], done["finish"], done["method"]) == ("OK", "length", "Generate")
+    assert done["caller"] == "anonymous"
     assert done["prompt_tokens"] == len(encode("a secret prompt"))
     assert done["completion_tokens"] == len(encode("a secret answer"))
     assert {"ttft_ms", "tps", "total_ms"} <= set(done)
