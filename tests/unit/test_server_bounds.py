@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
+import struct
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -15,6 +16,10 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from glmserve.service.grpc_server import raise_file_limit
 from tests.chaos.http2 import SETTINGS, raw
 from tests.unit.router_harness import bench
+
+# HTTP/2 settings by number.
+_MAX_CONCURRENT_STREAMS = 3
+_MAX_HEADER_LIST_SIZE = 6
 
 
 async def reflects(channel: grpc.aio.Channel) -> bool:
@@ -67,3 +72,12 @@ def test_the_file_limit_is_raised_to_what_is_allowed() -> None:
         assert raise_file_limit() == resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_the_bounds_of_a_connection_are_announced() -> None:
+    async with bench() as b, raw(b.router.address) as connection:
+        announced = await connection.read_until(SETTINGS)
+        assert announced is not None
+        values = dict(struct.iter_unpack(">HI", announced.payload))
+    assert values[_MAX_CONCURRENT_STREAMS] == 4096
+    assert values[_MAX_HEADER_LIST_SIZE] == 16384
