@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -106,7 +107,7 @@ class ScriptedEngine:
 
     def submit(self, batch: StepBatch) -> None:
         assert self.uncollected < 2, "more than two steps are in flight"
-        copy = StepBatch(*(np.array(getattr(batch, name)) for name in StepBatch.__slots__))
+        copy = deepcopy(batch)
         self.calls.append("submit")
         self.steps.append(copy)
         self._work.append(lambda: self._run(copy))

@@ -103,13 +103,19 @@ def test_backlog_bounds_requests_and_tokens() -> None:
 
 def test_retry_delay_follows_the_waits() -> None:
     backlog = Backlog(10, 10)
-    assert backlog.retry_after_ms() == 100
+    assert backlog.retry_after_ms(0.0) == 100
     for number in range(50):
         backlog.add((1, number), 1, 0.0)
         backlog.started((1, number), 2.0)
-    assert 1900 <= backlog.retry_after_ms() <= 2000
+    assert 1900 <= backlog.retry_after_ms(0.0) <= 2000
     for number in range(50):
         backlog.add((1, number), 1, 0.0)
         backlog.started((1, number), 1e6)
-    assert backlog.retry_after_ms() == 30_000
+    assert backlog.retry_after_ms(0.0) == 30_000
     assert len(backlog) == 0
+
+
+def test_retry_delay_is_the_estimate_where_there_is_one() -> None:
+    backlog = Backlog(10, 10)
+    assert backlog.retry_after_ms(7.5) == 7500
+    assert backlog.retry_after_ms(1e6) == 30_000

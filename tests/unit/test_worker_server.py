@@ -262,7 +262,7 @@ async def test_a_stuck_engine_is_reported_dead_and_ends_the_process(
     engines: list[NativeLikeEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     left: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    monkeypatch.setattr(server.os, "_exit", left.set_result)
+    monkeypatch.setattr(os, "_exit", left.set_result)
     async with serving(worker_config(tmp_path, step_timeout_seconds=0.2)) as (_, channel):
         watching: Any = health_pb2_grpc.HealthStub(channel)
         watch = watching.Watch(health_pb2.HealthCheckRequest(service="liveness"))
