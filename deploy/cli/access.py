@@ -26,34 +26,40 @@ class Access:
 
     def channel(self, address: str) -> grpc.Channel:
         """A channel to `address` that sends the key with each call. BadParameter: what is given cannot be used."""
-        key = self.api_key or os.environ.get(KEY_VARIABLE)
-        channel = self._channel(address, has_key=bool(key))
-        return grpc.intercept_channel(channel, _SendKey(key)) if key else channel
+        credentials, metadata = self.credentials(address), self.metadata()
+        channel = grpc.secure_channel(address, credentials) if credentials else grpc.insecure_channel(address)
+        return grpc.intercept_channel(channel, _SendKey(metadata[0])) if metadata else channel
 
-    def _channel(self, address: str, *, has_key: bool) -> grpc.Channel:
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What each call has to carry."""
+        key = self.api_key or os.environ.get(KEY_VARIABLE)
+        return (("authorization", f"Bearer {key}"),) if key else ()
+
+    def credentials(self, address: str) -> grpc.ChannelCredentials | None:
+        """For a channel to `address`; None: plain text. BadParameter: what is given cannot be used."""
         if self.tls_ca is None:
             if self.tls_cert or self.tls_key:
                 raise typer.BadParameter("needs --tls-ca", param_hint="--tls-cert / --tls-key")
-            if has_key and not is_loopback(address):
+            if self.metadata() and not is_loopback(address):
                 raise typer.BadParameter(
                     f"would be sent to {address} in plain text; give --tls-ca", param_hint=f"--api-key / {KEY_VARIABLE}"
                 )
-            return grpc.insecure_channel(address)
+            return None
         if (self.tls_cert is None) != (self.tls_key is None):
             raise typer.BadParameter("give both or neither", param_hint="--tls-cert / --tls-key")
         try:
             pem = TlsFiles(self.tls_cert, self.tls_key, self.tls_ca).read()
         except SettingsError as error:
             raise typer.BadParameter(str(error), param_hint="--tls-ca / --tls-cert / --tls-key") from None
-        return grpc.secure_channel(address, channel_credentials(pem))
+        return channel_credentials(pem)
 
 
 PLAIN_TEXT = Access()
 
 
 class _SendKey(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
-    def __init__(self, key: str) -> None:
-        self._metadatum = ("authorization", f"Bearer {key}")
+    def __init__(self, metadatum: tuple[str, str]) -> None:
+        self._metadatum = metadatum
 
     def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
         return continuation(self._with_key(client_call_details), request)

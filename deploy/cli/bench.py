@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deploy.cli.console import messages
-from deploy.cli.options import ServedModelOption, TargetOption
+from deploy.cli.options import (
+    ApiKeyOption,
+    ServedModelOption,
+    TargetOption,
+    TlsCaOption,
+    TlsCertOption,
+    TlsKeyOption,
+)
 
 if TYPE_CHECKING:
     from deploy.load.client import Sample
@@ -26,6 +33,10 @@ def serve(
     *,
     model: ServedModelOption = None,
     target: TargetOption = None,
+    tls_ca: TlsCaOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    api_key: ApiKeyOption = None,
     rate: Annotated[
         float | None, typer.Option(min=1e-3, metavar="R", help="Open loop: requests a second, Poisson.")
     ] = None,
@@ -57,12 +68,14 @@ def serve(
 
     import uvloop  # noqa: PLC0415 - gRPC is slow to import
 
+    from deploy.cli.access import Access  # noqa: PLC0415
     from deploy.cli.client import router_address  # noqa: PLC0415
     from deploy.load.arrivals import Arrival, poisson, read_trace  # noqa: PLC0415
     from deploy.load.client import connected  # noqa: PLC0415
     from deploy.load.plots import draw, require_matplotlib  # noqa: PLC0415
     from deploy.load.report import Slo, summarise  # noqa: PLC0415
 
+    access = Access(tls_ca, tls_cert, tls_key, api_key)
     if plots is not None:
         require_matplotlib()
     arrivals: list[Arrival] = []
@@ -72,7 +85,10 @@ def serve(
         arrivals = poisson(rate, seconds, prompt_tokens, output_tokens, seed)
 
     async def load(address: str) -> "list[Sample]":
-        async with connected(address, connections, seed, prefix_tokens) as client:
+        credentials, metadata = access.credentials(address), access.metadata()
+        async with connected(
+            address, connections, seed, prefix_tokens, credentials=credentials, metadata=metadata
+        ) as client:
             if concurrency is not None:
                 return await client.run_closed(Arrival(0.0, prompt_tokens, output_tokens), concurrency, seconds)
             return await client.run_open(arrivals)

@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 from google.rpc import error_details_pb2
@@ -20,6 +20,8 @@ from glmserve.inference.v1 import inference_pb2, inference_pb2_grpc
 
 if TYPE_CHECKING:
     from glmserve.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub as Stub
+
+Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
 # Ids of byte-level tokenisers below this are bytes and common pieces in every vocabulary we serve; ids at the very end
 # are control tokens.
@@ -62,8 +64,11 @@ class Sample:
 class LoadClient:
     """Prompts are random ids, so that no two share a prefix beyond `prefix_tokens`; outputs have their full length."""
 
-    def __init__(self, stubs: Sequence[Stub], vocab_size: int, seed: int, prefix_tokens: int = 0) -> None:
+    def __init__(
+        self, stubs: Sequence[Stub], vocab_size: int, seed: int, prefix_tokens: int, metadata: Metadata
+    ) -> None:
         self._stubs = stubs
+        self._metadata = metadata
         self._ids = min(vocab_size, _MAX_ID)
         self._rng = random.Random(seed)  # noqa: S311 - a load, no secret
         self._prefix = self._random_ids(prefix_tokens)
@@ -104,7 +109,7 @@ class LoadClient:
         request = self._request(arrival)
         sample = Sample(due_s, self._now())
         try:
-            await self._read(stub.Generate(request), sample)
+            await self._read(stub.Generate(request, metadata=self._metadata), sample)
         except grpc.aio.AioRpcError as error:
             sample.status = error.code().name
             sample.retry_after_ms = _retry_after_ms(error)
@@ -149,19 +154,35 @@ def _retry_after_ms(error: grpc.aio.AioRpcError) -> int | None:
 
 
 @contextlib.asynccontextmanager
-async def connected(address: str, connections: int, seed: int, prefix_tokens: int) -> AsyncIterator[LoadClient]:
+async def connected(
+    address: str,
+    connections: int,
+    seed: int,
+    prefix_tokens: int,
+    *,
+    credentials: grpc.ChannelCredentials | None = None,
+    metadata: Metadata = (),
+) -> AsyncIterator[LoadClient]:
     """A client with `connections` connections to a router. Raises DeployError: it does not serve."""
     options = (("grpc.use_local_subchannel_pool", 1),)
     async with contextlib.AsyncExitStack() as stack:
-        channels = [
-            await stack.enter_async_context(grpc.aio.insecure_channel(address, options)) for _ in range(connections)
-        ]
+        channels = [_channel(address, credentials, options) for _ in range(connections)]
+        for channel in channels:
+            await stack.enter_async_context(channel)
         stubs = list(_stubs(channels))
         try:
-            model = await stubs[0].GetModel(inference_pb2.GetModelRequest(), timeout=10)
+            model = await stubs[0].GetModel(inference_pb2.GetModelRequest(), timeout=10, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             raise DeployError(f"{address}: {error.code().name}: {error.details()}") from None
-        yield LoadClient(stubs, model.vocab_size, seed, prefix_tokens)
+        yield LoadClient(stubs, model.vocab_size, seed, prefix_tokens, metadata)
+
+
+def _channel(
+    address: str, credentials: grpc.ChannelCredentials | None, options: tuple[tuple[str, int], ...]
+) -> grpc.aio.Channel:
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options)
+    return grpc.aio.secure_channel(address, credentials, options)
 
 
 def _stubs(channels: Sequence[grpc.aio.Channel]) -> Iterator[Stub]:
