@@ -47,7 +47,7 @@ class RouterConfig(ListenSettings, TelemetrySettings):
         1000, ge=1, description="What a refused client is told while no pace has been measured, milliseconds."
     )
     heartbeat_s: float = Field(
-        2.0, gt=0, description="Silence after which a worker is asked, and again until it is given up, seconds."
+        1.5, gt=0, description="Silence after which a worker is asked, and again until it is given up, seconds."
     )
     resolve_s: float = Field(10.0, gt=0, description="How often names of workers are looked up, seconds.")
     failover_moves: int = Field(

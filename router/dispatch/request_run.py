@@ -85,6 +85,8 @@ class RequestRun:
         self._moves = 0
         self._move_until = 0.0
         self._avoid: set[str] = set()
+        # Where a worker said that it ends: it may seem to serve for a moment yet.
+        self._left: set[ServeSession] = set()
         self._aborted = False
         self._released = False
         link = pool.pick(submit.prompt_token_ids)
@@ -204,6 +206,7 @@ class RequestRun:
         """Raises `error`: nobody takes the request. What no worker has begun is not kept waiting for a full one."""
         overloaded = isinstance(error, OverloadedError)
         if not overloaded:
+            self._left.add(self._place.session)
             self._moves += 1
             self._move_until = time.monotonic() + self._limits.wait_s
             if self._moves > self._limits.moves:
@@ -227,6 +230,11 @@ class RequestRun:
 
     def _pick(self) -> WorkerLink | None:
         try:
-            return self._pool.pick(self._submit.prompt_token_ids, avoid=self._avoid, revision=self._info.model_revision)
+            return self._pool.pick(
+                self._submit.prompt_token_ids,
+                avoid=self._avoid,
+                left=self._left,
+                revision=self._info.model_revision,
+            )
         except UnavailableError:
             return None

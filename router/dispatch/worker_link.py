@@ -40,7 +40,8 @@ _CHANNEL_OPTIONS = (
 class WorkerLink:
     """Requests go to the session that is up; while none is, they are refused at once.
 
-    `down_reason`: why none is. `retired`: nothing new goes there, and a lost stream is not opened again.
+    `session`: the one that is up; None: none is. `down_reason`: why none is. `retired`: nothing new goes there, and a
+    lost stream is not opened again.
     """
 
     def __init__(
@@ -58,13 +59,13 @@ class WorkerLink:
         self._vocab_size = vocab_size
         self._heartbeat_s = heartbeat_s
         self._on_change = on_change
-        self._session: ServeSession | None = None
+        self.session: ServeSession | None = None
         self._info: engine_pb2.GetInfoResponse | None = None
 
     @property
     def serving(self) -> bool:
         """A request submitted now would reach a worker that takes it."""
-        return self._session is not None and self._session.serving and not self.retired
+        return self.session is not None and self.session.serving and not self.retired
 
     @property
     def info(self) -> engine_pb2.GetInfoResponse:
@@ -76,7 +77,7 @@ class WorkerLink:
     @property
     def open_requests(self) -> int:
         """Of all routers, as the worker last said, and of this one since."""
-        session = self._session
+        session = self.session
         if session is None or session.load is None:
             return 0
         reported = session.load.running_requests + session.load.waiting_requests + session.new_requests
@@ -85,12 +86,12 @@ class WorkerLink:
     @property
     def running_requests(self) -> int:
         """Of all routers, as the worker last said."""
-        return 0 if self._session is None or self._session.load is None else self._session.load.running_requests
+        return 0 if self.session is None or self.session.load is None else self.session.load.running_requests
 
     @property
     def pace(self) -> Pace:
         """How fast the worker works, as it last said."""
-        load = None if self._session is None else self._session.load
+        load = None if self.session is None else self.session.load
         if load is None:
             return UNKNOWN
         return Pace(load.prefill_tokens_per_s, load.decode_tokens_per_s, load.tokens_per_request)
@@ -98,7 +99,7 @@ class WorkerLink:
     @property
     def queue_s(self) -> float:
         """How long a request submitted now would wait, by the worker's pace and what is before it."""
-        session = self._session
+        session = self.session
         if session is None or session.load is None or self._info is None:
             return 0.0
         return self.pace.queue_s(
@@ -124,7 +125,7 @@ class WorkerLink:
 
         Raises UnavailableError: the worker takes no requests now.
         """
-        session = self._session
+        session = self.session
         if session is None or not self.serving:
             raise self._down()
         self.breaker.began()
@@ -165,13 +166,13 @@ class WorkerLink:
         assert self._info is not None
         self.down_reason = "it is starting or draining"
         session = ServeSession(channel, self._heartbeat_s, self._info.step_timeout_ms, self._on_change)
-        self._session = session
+        self.session = session
         try:
             await session.run()
         finally:
             if session.failed:
                 self.breaker.failed()
-            self._session = None
+            self.session = None
             self._on_change()
 
 

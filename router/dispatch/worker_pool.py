@@ -15,6 +15,7 @@ from glmserve.service.status import UnavailableError
 from glmserve.service.tls import Channels
 from router.dispatch.affinity import Candidate, choose, prefix_key
 from router.dispatch.discovery import Resolver, is_name, resolve
+from router.dispatch.serve_session import ServeSession
 from router.dispatch.signal import Signal
 from router.dispatch.worker_link import WorkerLink
 
@@ -83,14 +84,23 @@ class WorkerPool:
         return Outlook(best.queue_s, best.pace, best.running_requests, total)
 
     def pick(
-        self, prompt_ids: Sequence[int], *, avoid: Collection[str] = (), revision: str | None = None
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        avoid: Collection[str] = (),
+        left: Collection[ServeSession] = (),
+        revision: str | None = None,
     ) -> WorkerLink:
-        """A worker for the prompt; one in `avoid` only if there is no other.
+        """A worker for the prompt; one in `avoid` only if there is no other, and none on a session in `left`.
 
         `revision`: of the model that a request began on; no other may go on with it. Raises UnavailableError: none
         takes requests now.
         """
-        links = [link for link in self._open_links() if revision is None or link.info.model_revision == revision]
+        links = [
+            link
+            for link in self._open_links()
+            if link.session not in left and (revision is None or link.info.model_revision == revision)
+        ]
         if not links:
             raise self._down()
         links = [link for link in links if link.address not in avoid] or links

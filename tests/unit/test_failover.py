@@ -282,6 +282,21 @@ async def test_what_one_worker_does_not_take_another_may(reason: str) -> None:
         assert (await rest(call))[0] == " Paris"
 
 
+async def test_a_worker_that_ends_is_not_asked_again_before_it_is_back() -> None:
+    async with cluster(1) as c:
+        call, submit, only, _ = await c.begin(max_tokens=20)
+        only.finish(submit.request_id, PARIS, "UNAVAILABLE")
+        assert (await call.read()).text == " Paris"
+        only.connected.clear()
+        only.end_stream()
+        await only.connected.wait()
+        again = await only.submits.get()
+        assert list(again.generated_token_ids) == PARIS
+        assert only.seen == {1}, "asked once by the new stream, whose first id it is, and not by the old one"
+        only.finish(again.request_id, encode("!"))
+        assert (await rest(call))[0] == "!"
+
+
 async def test_a_request_that_all_workers_refuse_is_refused_with_the_last_delay() -> None:
     async with cluster() as c:
         call, submit, first, second = await c.begin()

@@ -118,5 +118,5 @@ async def test_a_prompt_returns_to_its_worker_and_the_outlook_is_of_the_shortest
             assert (outlook.queue_s, outlook.running) == (1.0, 8)
             pool.pick([9]).submit(engine_pb2.Submit(prompt_token_ids=[9] * 500))
             assert (
-                sum(link.new_prompt_tokens for link in (link._session for link in pool._links.values()) if link) == 500
+                sum(link.new_prompt_tokens for link in (link.session for link in pool._links.values()) if link) == 500
             )

@@ -39,6 +39,7 @@ class Worker:
     engine: ScriptedEngine
     channel: grpc.aio.Channel
     server: grpc.aio.Server
+    address: str
 
     @property
     def stub(self) -> engine_pb2_grpc.EngineServiceAsyncStub:
@@ -77,6 +78,7 @@ async def running_worker(
     max_waiting_tokens: int = 10_000,
     per_stream: int = 200,
     telemetry: Telemetry = _OFF,
+    listen: str = "127.0.0.1:0",
 ) -> AsyncIterator[Worker]:
     limits = limits or worker_limits()
     engine = ScriptedEngine(limits.num_pages, limits.page_size)
@@ -94,10 +96,11 @@ async def running_worker(
     def register(server: grpc.aio.Server) -> None:
         engine_pb2_grpc.add_EngineServiceServicer_to_server(service, server)
 
-    started = await start_server(register, [SERVICE_NAME], "127.0.0.1:0", 2**24)
+    started = await start_server(register, [SERVICE_NAME], listen, 2**24)
+    await started.set_serving(True)
     try:
         async with grpc.aio.insecure_channel(started.address) as channel:
-            yield Worker(service, loop, engine, channel, started.server)
+            yield Worker(service, loop, engine, channel, started.server, started.address)
     finally:
         service.finish_streams()
         await started.server.stop(1)
