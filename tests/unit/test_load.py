@@ -17,6 +17,7 @@ from deploy.load.arrivals import Arrival, TraceError, poisson, read_trace
 from deploy.load.client import Sample, connected
 from deploy.load.report import Slo, percentile, summarise
 from glmserve.engine.v1 import engine_pb2
+from router.access.keys import key_hash, new_key
 from tests.unit.router_harness import bench, step
 
 SLO = Slo(ttft_ms=100, tpot_ms=50)
@@ -137,6 +138,21 @@ async def test_a_refusal_is_a_sample_with_its_delay() -> None:
     assert sample.status == "RESOURCE_EXHAUSTED"
     assert sample.retry_after_ms is not None
     assert sample.ttft_s is None
+
+
+async def test_a_key_goes_with_every_call(tmp_path: Path) -> None:
+    key = new_key()
+    keys_file = tmp_path / "keys.toml"
+    keys_file.write_text(f'[[key]]\nname = "load"\nhash = "{key_hash(key)}"\n')
+    metadata = (("authorization", f"Bearer {key}"),)
+    async with bench(keys_file=keys_file) as b:
+        b.worker.answer = lambda submit: [step(submit.request_id, [300], "LENGTH")]
+        async with connected(b.router.address, 1, seed=3, prefix_tokens=0, metadata=metadata) as client:
+            [sample] = await client.run_open([Arrival(0.0, 4, 1)])
+        assert sample.status == "OK"
+        with pytest.raises(DeployError, match="UNAUTHENTICATED"):
+            async with connected(b.router.address, 1, seed=3, prefix_tokens=0):
+                pass
 
 
 async def test_closed_loop_keeps_its_number_in_flight() -> None:
