@@ -15,7 +15,7 @@ import structlog
 
 from glmserve.inference.v1 import inference_pb2
 from glmserve.service import identity
-from glmserve.service.status import DeadlineError, ServiceError
+from glmserve.service.status import DeadlineError, OverloadedError, ServiceError
 from glmserve.service.tracing import TRACEPARENT_KEY, trace_id_of
 from router.dispatch.admission import Ticket
 from router.dispatch.request_run import RequestRun
@@ -53,6 +53,7 @@ class RequestScope:
         self._finish: inference_pb2.Finish | None = None
         # Until something else is known: nobody but the client ends an RPC without a word.
         self._status = "CANCELLED"
+        self._overload: str | None = None
         self._ticket: Ticket | None = None
         self._run: RequestRun | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -108,6 +109,7 @@ class RequestScope:
             self._status = "OK"
         except ServiceError as error:
             self._status = error.code.name
+            self._overload = error.reason if isinstance(error, OverloadedError) else None
             raise
         except Exception:
             self._status = "INTERNAL"
@@ -134,6 +136,7 @@ class RequestScope:
             method=self._method,
             request_id=self.request_id,
             status=status,
+            overload=self._overload,
             finish=None if finish is None else _finish_name(finish),
             prompt_tokens=self.prompt_tokens,
             cached_prompt_tokens=0 if finish is None else finish.usage.cached_prompt_tokens,
@@ -154,6 +157,8 @@ class RequestScope:
             "completion_tokens": record.completion_tokens,
             "total_ms": _milliseconds(record.total_s),
         }
+        if record.overload is not None:
+            fields["overload"] = record.overload
         if record.finish is not None:
             fields["finish"] = record.finish
         if record.first_token_s is not None:

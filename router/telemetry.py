@@ -27,11 +27,15 @@ _DURATION_BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12,
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """How a request ended. Seconds from receipt; `status`: the name of its gRPC status."""
+    """How a request ended. Seconds from receipt; `status`: the name of its gRPC status.
+
+    `overload`: the limit that a request refused with RESOURCE_EXHAUSTED ran into.
+    """
 
     method: str
     request_id: str
     status: str
+    overload: str | None
     finish: str | None
     prompt_tokens: int
     cached_prompt_tokens: int
@@ -150,7 +154,7 @@ class _Metrics:
         )
         self._duration = _histogram(meter, "request.duration", _DURATION_BUCKETS, "From receipt to the RPC's end.")
         self._tokens = meter.create_counter("glm.router.tokens", "{token}", "Of requests that have ended, by type.")
-        self._refusals = meter.create_counter("glm.router.refusals", "{request}", "Errors before any token, by status.")
+        self._refusals = meter.create_counter("glm.router.refusals", "{request}", "Errors before any token.")
 
     def observe(self, workers: Callable[[], int]) -> None:
         from opentelemetry.metrics import Observation  # noqa: PLC0415
@@ -173,7 +177,7 @@ class _Metrics:
         if record.seconds_per_token is not None:
             self._per_token.record(record.seconds_per_token, operation)
         if record.is_refusal:
-            self._refusals.add(1, {"reason": record.status.lower()})
+            self._refusals.add(1, {"reason": record.overload or record.status.lower()})
             return
         self._tokens.add(record.prompt_tokens, {"type": "input"})
         self._tokens.add(record.cached_prompt_tokens, {"type": "cached_input"})

@@ -63,12 +63,14 @@ class Admission:
             raise self._refusal(
                 f"{self._requests} requests in flight, at most {most} at this priority",
                 outlook.total.places_s(self._requests - most + 1),
+                "requests",
             )
         longest_s = self._limits.max_queue_s * share
         if outlook.queue_s > longest_s:
             raise self._refusal(
                 f"the expected wait is {outlook.queue_s:.1f} s, at most {longest_s:g} s at this priority",
                 outlook.queue_s - longest_s,
+                "queue",
             )
         self._check_deadline(deadline_s, outlook.queue_s, outlook)
         place_s = outlook.total.places_s(1) or self._limits.retry_after_ms / 1000
@@ -93,6 +95,7 @@ class Admission:
             raise self._refusal(
                 f"{self._prompt_tokens} prompt tokens wait, with {tokens} more they exceed {most} at this priority",
                 outlook.total.prefill_s(self._prompt_tokens + tokens - most),
+                "prompt_tokens",
             )
         decode_s = outlook.pace.decode_s(max(0, least_tokens - 1), outlook.running)
         self._check_deadline(deadline_s, outlook.queue_s + outlook.pace.prefill_s(tokens) + decode_s, outlook)
@@ -117,10 +120,11 @@ class Admission:
             raise self._refusal(
                 f"the deadline is in {deadline_s:.3g} s, and the least expected is {expected_s:.3g} s",
                 expected_s - deadline_s,
+                "deadline",
             )
 
-    def _refusal(self, message: str, wait_s: float) -> OverloadedError:
-        return OverloadedError(message, retry_ms(wait_s) if wait_s > 0 else self._limits.retry_after_ms)
+    def _refusal(self, message: str, wait_s: float, reason: str) -> OverloadedError:
+        return OverloadedError(message, retry_ms(wait_s) if wait_s > 0 else self._limits.retry_after_ms, reason)
 
 
 class Ticket:

@@ -44,7 +44,7 @@ def rejection_error(rejection: engine_pb2.Rejection) -> ServiceError:
     if rejection.reason == engine_pb2.REJECTION_REASON_INVALID:
         return InvalidArgumentError(_PUBLIC_FIELDS.get(rejection.field, rejection.field), rejection.message)
     if rejection.reason == engine_pb2.REJECTION_REASON_OVERLOADED:
-        return OverloadedError(rejection.message, rejection.retry_after_ms)
+        return OverloadedError(rejection.message, rejection.retry_after_ms, "worker")
     if rejection.reason == engine_pb2.REJECTION_REASON_UNAVAILABLE:
         return WorkerLostError(rejection.message)
     error_id = uuid.uuid4().hex

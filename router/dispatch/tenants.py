@@ -75,6 +75,7 @@ class Tenants:
             raise OverloadedError(
                 f"{identity.name} has {tenant.requests} requests in flight, at most {identity.max_requests}",
                 retry_ms(place_s),
+                "tenant_requests",
             )
         self._check_tokens(tenant, 1)
         tenant.requests += 1
@@ -115,6 +116,7 @@ class Tenants:
             raise OverloadedError(
                 f"{tenant.identity.name} has used its {tenant.identity.tokens_per_minute} tokens a minute",
                 retry_ms(wait_s),
+                "tenant_tokens",
             )
 
 

@@ -30,8 +30,8 @@ def exposed() -> set[str]:
         ProcessCollector(registry=seen.registry)
         router = RouterTelemetry(seen.telemetry)
         router.observe(lambda: 1)
-        ok = RequestRecord("Chat", "r", "OK", "stop", 3, 1, 5, 0.1, 0.2, 1.0)
-        refused = RequestRecord("Generate", "r", "RESOURCE_EXHAUSTED", None, 0, 0, 0, None, None, 0.1)
+        ok = RequestRecord("Chat", "r", "OK", None, "stop", 3, 1, 5, 0.1, 0.2, 1.0)
+        refused = RequestRecord("Generate", "r", "RESOURCE_EXHAUSTED", "queue", None, 0, 0, 0, None, None, 0.1)
         for record in (ok, refused):
             router.end(record, router.begin(record.method, ""))
         worker = WorkerTelemetry(seen.telemetry)

@@ -91,3 +91,16 @@ async def test_what_is_no_trace_context_is_not_passed_on(given: str) -> None:
         submit = await b.worker.submits.get()
         assert (submit.traceparent, submit.trace_id) == ("", "r-2")
         call.cancel()
+
+
+async def test_an_overload_is_counted_and_logged_by_the_limit_that_was_reached() -> None:
+    with recorded() as seen, capture_logs() as logs:
+        async with bench(telemetry=seen.telemetry, max_requests=1) as b:
+            held = b.client.Generate(request())
+            await b.worker.submits.get()
+            with pytest.raises(grpc.aio.AioRpcError):
+                await b.client.Generate(request()).read()
+            held.cancel()
+        assert seen.value("glm_router_refusals_total", reason="requests") == 1
+        overloads = [line.get("overload") for line in logs if line["event"] == "request"]
+        assert overloads.count("requests") == 1

@@ -74,7 +74,7 @@ async def test_a_call_that_is_refused_is_made_again() -> None:
 
 
 async def test_a_full_router_is_asked_again_when_it_said() -> None:
-    service = flaky(OverloadedError("full", 700))
+    service = flaky(OverloadedError("full", 700, "requests"))
     async with serving(service) as server, client(server.address) as stub:
         assert await text(stub) == "two"
     first, second = service.calls

@@ -83,7 +83,7 @@ async def failure(
             "top_p: 1.5 is not in (0, 1]",
         ),
         (status.NotFoundError("no model 'x'"), "NOT_FOUND", "no model 'x'"),
-        (status.OverloadedError("queue full", 1500), "RESOURCE_EXHAUSTED", "queue full"),
+        (status.OverloadedError("queue full", 1500, "requests"), "RESOURCE_EXHAUSTED", "queue full"),
         (status.DeadlineError("too late"), "DEADLINE_EXCEEDED", "too late"),
         (status.UnavailableError("draining"), "UNAVAILABLE", "draining"),
     ],
@@ -104,7 +104,7 @@ async def test_an_unexpected_error_is_internal_with_an_id_and_no_detail_of_ours(
 
 
 async def test_overload_says_when_to_retry() -> None:
-    seen = await failure(status.OverloadedError("queue full", 1500), call_unary)
+    seen = await failure(status.OverloadedError("queue full", 1500, "requests"), call_unary)
     assert detail_of(seen, error_details_pb2.RetryInfo()).retry_delay.ToMilliseconds() == 1500
 
 

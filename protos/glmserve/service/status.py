@@ -76,13 +76,14 @@ class PermissionDeniedError(ServiceError):
 
 
 class OverloadedError(ServiceError):
-    """No room now; `retry_after_ms` says when to try again."""
+    """No room now; `retry_after_ms` says when to try again, `reason` names the limit for metrics."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
-    def __init__(self, message: str, retry_after_ms: int) -> None:
+    def __init__(self, message: str, retry_after_ms: int, reason: str) -> None:
         super().__init__(message)
         self.retry_after_ms = retry_after_ms
+        self.reason = reason
 
     def details(self) -> Sequence[Message]:
         info = error_details_pb2.RetryInfo()
