@@ -7,8 +7,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := $(shell find protos -name '*.proto')
 NATIVE_SOURCES := $(shell find native kernels tests/native -name '*.cpp' -o -name '*.h' -o -name '*.map' -o -name 'CMakeLists.txt')
-CXX_FORMATTED := $(shell find native kernels tests -name '*.cpp' -o -name '*.h')
+CXX_FORMATTED := $(shell find native kernels tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 MODEL := smollm2-135m-glm
+CUDA_TOOLKIT := $(CURDIR)/build/cuda-toolkit/nvidia/cu13
+CUDA_PACKAGES := nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88 \
+  nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
@@ -31,11 +34,16 @@ build/native.stamp: build/venv.stamp $(NATIVE_SOURCES)
 	cmake --install build/native --prefix engine_worker/lib
 	touch $@
 
-# The CUDA kernel table, for every GPU that it supports: needs nvcc, no GPU.
-cuda: build/venv.stamp
-	cmake -S kernels/cuda -B build/cuda -G Ninja -DCMAKE_BUILD_TYPE=Release
-	cmake --build build/cuda
+# The CUDA kernel table, for every GPU that it supports. Needs no GPU; nvcc is the machine's, or else NVIDIA's packages of it.
+cuda: build/cuda-toolkit.stamp
+	PATH="$$PATH:$(CUDA_TOOLKIT)/bin" LIBRARY_PATH="$(CUDA_TOOLKIT)/lib:$$LIBRARY_PATH" \
+	  cmake -S kernels/cuda -B build/cuda -G Ninja -DCMAKE_BUILD_TYPE=Release
+	LIBRARY_PATH="$(CUDA_TOOLKIT)/lib:$$LIBRARY_PATH" cmake --build build/cuda
 	cmake --install build/cuda --prefix engine_worker/lib
+
+build/cuda-toolkit.stamp: build/venv.stamp
+	command -v nvcc > /dev/null || python -m pip install --quiet --no-deps --target build/cuda-toolkit $(CUDA_PACKAGES)
+	touch $@
 
 build/model.stamp: build/venv.stamp build/native.stamp build/protos.stamp
 	glm model fetch $(MODEL)

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tests.kernels.harness import BF16, F32, Device, Table
+from tests.kernels.device_memory import HostMemory
+from tests.kernels.harness import BF16, F32, Device, Table, use_memory
 from tests.kernels.isa import TABLE_VARIANTS, load_variant
 
 
@@ -20,7 +21,9 @@ def table(request: pytest.FixtureRequest) -> Table:
 @pytest.fixture(scope="session")
 def device(table: Table) -> Iterator[Device]:
     opened = table.open(num_threads=2)
+    use_memory(opened.memory)
     yield opened
+    use_memory(HostMemory())
     opened.close()
 
 

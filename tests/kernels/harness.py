@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.kernels import abi
+from tests.kernels.device_memory import CudaMemory, HostMemory, Memory
 
 Array = npt.NDArray[Any]
 F32Array = npt.NDArray[np.float32]
@@ -42,9 +43,20 @@ FORMATS = {F32: abi.WeightFormat.F32, BF16: abi.WeightFormat.BF16, F16: abi.Weig
 
 # Name of a table -> (environment variable with another path, installed path).
 TABLES = {"cpu": ("GLM_KERNELS_CPU", ROOT / "engine_worker" / "lib" / "libglm_kernels_cpu.so")}
+if "GLM_KERNELS_CUDA" in os.environ:  # needs a GPU, so it takes part where it is named
+    TABLES["cuda"] = ("GLM_KERNELS_CUDA", ROOT / "engine_worker" / "lib" / "libglm_kernels_cuda.so")
 
 _GUARD = 64
 _GUARD_BYTE = 0xA5
+
+
+_memory: Memory = HostMemory()
+
+
+def use_memory(memory: Memory) -> None:
+    """Buffers made from now on lie in this memory."""
+    global _memory  # noqa: PLW0603
+    _memory = memory
 
 
 class Buffer:
@@ -55,15 +67,21 @@ class Buffer:
         self.shape = source.shape
         self.dtype = source.dtype
         raw = np.full(source.nbytes + 3 * _GUARD + misalign, _GUARD_BYTE, np.uint8)
-        start = -raw.ctypes.data % 64 + _GUARD + misalign
-        self._raw = raw
-        self._body = raw[start : start + source.nbytes]
+        image = raw[-raw.ctypes.data % 64 :]
+        start = _GUARD + misalign
+        self._raw, self._memory = image, _memory
+        self._body = image[start : start + source.nbytes]
         self._body[:] = source.reshape(-1).view(np.uint8)
-        self.pointer = raw.ctypes.data + start
+        self._address = self._memory.place(image)
+        self.pointer = self._address + start
+
+    def __del__(self) -> None:
+        self._memory.release(self._address, self._raw.size)
 
     def read(self) -> Array:
         """The contents; fails if something was written just outside of them."""
-        start = self.pointer - self._raw.ctypes.data
+        self._memory.fetch(self._address, self._raw)
+        start = self.pointer - self._address
         before, after = self._raw[:start], self._raw[start + self._body.size :]
         assert (before == _GUARD_BYTE).all(), "written in front of the buffer"
         assert (after == _GUARD_BYTE).all(), "written past the end of the buffer"
@@ -138,6 +156,8 @@ class Device:
         status = table.kernels.device_open(options, ctypes.byref(self._handle), error, len(error))
         if status != abi.Status.OK:
             raise RuntimeError(f"{table.name}: {abi.Status(status).name}: {error.value.decode()}")
+        # Where this device's buffers must lie.
+        self.memory: Memory = CudaMemory(table.library, self._handle) if table.name == "cuda" else HostMemory()
 
     def close(self) -> None:
         self.table.kernels.device_close(self._handle)
@@ -155,6 +175,7 @@ class Device:
         self.table.kernels.set_workspace(self._handle, workspace.pointer, size)
         status = getattr(self.table.kernels, op.name.lower())(self._handle, ctypes.byref(args))
         assert status == abi.Status.OK, f"{op.name} returned {abi.Status(status).name}"
+        self.memory.wait()
         workspace.read()
 
 

@@ -1,0 +1,34 @@
+#ifndef GLM_CUDA_DEVICE_H
+#define GLM_CUDA_DEVICE_H
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <string>
+
+#include "glm/kernels.h"
+
+/* One GPU and its one stream. `last_error` holds the text of the calling thread's last failed CUDA call. */
+struct glm_device {
+  int ordinal = 0;
+  int sm_count = 0;
+  cudaStream_t stream = nullptr;
+  std::string description;
+  static inline thread_local std::string last_error;
+  std::byte* workspace = nullptr;
+  size_t workspace_bytes = 0;
+};
+
+namespace glm::cuda {
+
+glm_status device_open(const glm_device_options* options, glm_device** out, char* error, size_t error_size);
+void device_close(glm_device* device);
+const char* device_description(const glm_device* device);
+void set_workspace(glm_device* device, void* data, size_t bytes);
+
+/* GLM_OK, or the status of a failed CUDA call, whose name and text it leaves in last_error. */
+glm_status check(glm_device* device, cudaError_t result, const char* what);
+
+}  // namespace glm::cuda
+
+#endif

@@ -1,0 +1,46 @@
+/* The two ways a linear layer runs, and how its output channels are cut into tiles. */
+#ifndef GLM_CUDA_LINEAR_H
+#define GLM_CUDA_LINEAR_H
+
+#include "device.h"
+#include "stream_tile.cuh"
+
+namespace glm::cuda {
+
+/* Tiles never straddle two parts. */
+struct LinearTiling {
+  int channels;                         /* of a tile */
+  int first_tile[GLM_MAX_PARTS + 1];    /* of each part, then the number of tiles */
+  int first_channel[GLM_MAX_PARTS + 1]; /* of each part in the output, then their number */
+};
+
+struct LinearParams {
+  int rows;
+  int num_parts;
+  int k_bytes;
+  int split;           /* blocks (one cluster) that share the K of a tile */
+  int steps_per_block; /* of kStepBytes */
+  LinearTiling tiling;
+  glm_tensor x;
+  glm_tensor x_scale;
+  glm_weight parts[GLM_MAX_PARTS];
+  const float* bias[GLM_MAX_PARTS];
+  glm_tensor out;
+};
+
+/* Of everything but the K dimension. */
+LinearParams linear_params(const glm_linear_args& args, int channels_per_tile);
+
+/* On tensor cores: FP8 with FP8, or bf16 with bf16. */
+template <Operand kOperand>
+glm_status linear_on_tensor_cores(glm_device* device, const glm_linear_args& args);
+extern template glm_status linear_on_tensor_cores<Operand::kBf16>(glm_device*, const glm_linear_args&);
+extern template glm_status linear_on_tensor_cores<Operand::kFp8Channel>(glm_device*, const glm_linear_args&);
+extern template glm_status linear_on_tensor_cores<Operand::kFp8Block>(glm_device*, const glm_linear_args&);
+
+/* In f32 arithmetic: every other pair of dtypes. */
+glm_status linear_scalar(glm_device* device, const glm_linear_args& args);
+
+}  // namespace glm::cuda
+
+#endif

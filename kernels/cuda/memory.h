@@ -1,0 +1,53 @@
+/* Memory, streams and graphs of a CUDA device: what the runtime needs beside the operations of the table.
+ *
+ * Every function returns GLM_OK or a status whose text glm_cuda_last_error gives. Copies and fills are ordered in the
+ * device's stream after what was submitted before; a host range must stay unchanged until the stream has passed the copy.
+ * Most of them are the table's members of the same names. */
+#ifndef GLM_CUDA_MEMORY_H
+#define GLM_CUDA_MEMORY_H
+
+#include "glm/kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Text of the device's last failed call; empty if none failed. Valid until the next call on the device. */
+const char* glm_cuda_last_error(const glm_device* device);
+
+/* Bytes of device memory that are free now, and that the GPU has. */
+glm_status glm_cuda_memory_info(glm_device* device, size_t* free_bytes, size_t* total_bytes);
+
+/* Device memory, aligned to 256 bytes. */
+glm_status glm_cuda_memory_alloc(glm_device* device, size_t bytes, void** out);
+glm_status glm_cuda_memory_free(glm_device* device, void* data);
+
+/* Page-locked host memory, which copies to and from the device can use directly. */
+glm_status glm_cuda_host_alloc(glm_device* device, size_t bytes, void** out);
+glm_status glm_cuda_host_free(glm_device* device, void* data);
+
+glm_status glm_cuda_copy_in(glm_device* device, void* device_data, const void* host_data, size_t bytes);
+glm_status glm_cuda_copy_out(glm_device* device, void* host_data, const void* device_data, size_t bytes);
+glm_status glm_cuda_copy(glm_device* device, void* to, const void* from, size_t bytes);
+glm_status glm_cuda_fill(glm_device* device, void* device_data, int byte, size_t bytes);
+
+/* Waits until everything submitted so far has run; reports a fault of any of it. */
+glm_status glm_cuda_synchronize(glm_device* device);
+
+/* Operations between begin and end are recorded, not run. launch replays them in the device's stream. */
+glm_status glm_cuda_graph_begin(glm_device* device);
+glm_status glm_cuda_graph_end(glm_device* device, glm_graph** out);
+glm_status glm_cuda_graph_launch(glm_device* device, glm_graph* graph);
+glm_status glm_cuda_graph_free(glm_device* device, glm_graph* graph);
+
+/* Reads a range (aligned to 16 bytes) and does nothing with it: timed, it gives the bandwidth that other kernels are measured against. */
+glm_status glm_cuda_read(glm_device* device, void* data, size_t bytes);
+
+/* Milliseconds that `replays` launches of the graph take, measured by events around them. */
+glm_status glm_cuda_graph_time(glm_device* device, glm_graph* graph, int replays, float* milliseconds);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,151 @@
+#include "experts.cuh"
+#include "ops.h"
+#include "row.cuh"
+
+namespace glm::cuda {
+
+namespace {
+
+struct DownParams {
+  ExpertInputs in;
+  glm_expert_weights down;
+  glm_tensor y; /* act [rows * top_k][hidden]: each assignment's expert output */
+};
+
+template <Operand kOperand, typename Act>
+__device__ __forceinline__ void store_down(const DownParams& p, const ChannelScales& scales, const ExpertTokens& tokens,
+                                           int first, int count, const float* partials) {
+  constexpr int kGroups = kExpertChannels / kPack;
+  const int own = static_cast<int>(threadIdx.x) % kGroups * kPack;
+  const int channels = min(kPack, p.down.rows - first - own);
+  if (channels <= 0) return;
+  for (int token = static_cast<int>(threadIdx.x) / kGroups; token < count; token += kExpertThreads / kGroups) {
+    ChannelSums sums = load_sums(partials + token * kPartialPitch<kExpertWarpsN> + own);
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) {
+      if (kOperand == Operand::kFp8Channel)
+        sums.values[i] = sums.values[i] * tokens.row_scales[token] * scales.values[i];
+    }
+    store_pack(row_of<Act>(p.y, tokens.assignments[token]) + first + own, 0, channels, sums.values);
+  }
+}
+
+/* Block (x, y, z): channels, expert, tokens. */
+template <Operand kOperand, typename Act>
+__global__ void __launch_bounds__(kExpertThreads, 2) down_kernel(const __grid_constant__ DownParams p) {
+  extern __shared__ uint4 shared[];
+  __shared__ ExpertTokens tokens;
+  const glm_weight down = p.down.experts[blockIdx.y];
+  begin_kernel();
+  const int begin = p.in.offsets[blockIdx.y];
+  const int end = p.in.offsets[blockIdx.y + 1];
+  const int first_channel = static_cast<int>(blockIdx.x) * kExpertChannels;
+  const int row = first_channel + static_cast<int>(threadIdx.x) / kWarp % kExpertWarpsN * 16 * kRowTiles +
+                  static_cast<int>(threadIdx.x) % kWarp / 4;
+  if (begin == end) return;
+  const bool aligned = are_tokens_aligned<kOperand>(p.in) && is_weight_aligned<kOperand>(down);
+  const int own_channel = first_channel + static_cast<int>(threadIdx.x) % (kExpertChannels / kPack) * kPack;
+  const ChannelScales scales = load_scales<kOperand>(down, own_channel);
+  const int step = tile_tokens(aligned);
+  for (int first = begin + static_cast<int>(blockIdx.z) * step; first < end;
+       first += static_cast<int>(gridDim.z) * step) {
+    const int count = min(step, end - first);
+    TileInputs tile = expert_tile_inputs<kOperand>(p.in, tokens);
+#pragma unroll
+    for (int i = 0; i < 2 * kRowTiles; ++i) set_weight_row<kOperand>(down, row + i * 8, i, tile);
+    multiply_expert_tile<kOperand>(tile, aligned, count, reinterpret_cast<uint8_t*>(shared),
+                                   [&] { find_expert_tokens<kOperand>(p.in, first, count, tokens); });
+    store_down<kOperand, Act>(p, scales, tokens, first_channel, count, reinterpret_cast<const float*>(shared));
+    __syncthreads();
+  }
+}
+
+template <typename Act, typename W>
+__global__ void down_scalar_kernel(const __grid_constant__ DownParams p) {
+  begin_kernel();
+  const int end = p.in.offsets[blockIdx.y + 1];
+  const int channel = static_cast<int>(blockIdx.x) * kDotWarps + static_cast<int>(threadIdx.x) / kWarp;
+  if (channel >= p.down.rows) return;
+  const glm_weight down = p.down.experts[blockIdx.y];
+  for (int first = p.in.offsets[blockIdx.y] + static_cast<int>(blockIdx.z) * kDotTokens; first < end;
+       first += static_cast<int>(gridDim.z) * kDotTokens) {
+    const Act* x[kDotTokens];
+    int32_t assignments[kDotTokens];
+    const int count = find_dot_tokens(p.in, first, end, x, assignments);
+    float sums[kDotTokens];
+    warp_dots(static_cast<const W*>(down.data) + channel * down.stride, x, p.in.x.cols, sums);
+    if (threadIdx.x % kWarp != 0) continue;
+    for (int i = 0; i < count; ++i) row_of<Act>(p.y, assignments[i])[channel] = from_float<Act>(sums[i]);
+  }
+}
+
+struct CombineParams {
+  int32_t top_k;
+  int32_t first;
+  int32_t count;
+  glm_tensor ids;
+  glm_tensor weights;
+  glm_tensor y;
+  glm_tensor base;
+  glm_tensor out;
+};
+
+template <typename Act>
+__global__ void combine_kernel(const __grid_constant__ CombineParams p) {
+  begin_kernel();
+  const int64_t row = blockIdx.x;
+  const int32_t* ids = row_of<int32_t>(p.ids, row);
+  const float* weights = row_of<float>(p.weights, row);
+  for_each_pack(p.out.cols, [&](int32_t first) {
+    if (first >= p.out.cols) return;
+    float sums[kPack] = {};
+    if (p.base.data != nullptr) load_pack(row_of<Act>(p.base, row), first, p.out.cols, sums);
+    for (int32_t j = 0; j < p.top_k; ++j) {
+      if (ids[j] < p.first || ids[j] >= p.first + p.count) continue;
+      float values[kPack];
+      load_pack(row_of<Act>(p.y, row * p.top_k + j), first, p.out.cols, values);
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) sums[i] += weights[j] * values[i];
+    }
+    store_pack(row_of<Act>(p.out, row), first, p.out.cols, sums);
+  });
+}
+
+}  // namespace
+
+size_t moe_down_workspace(const glm_moe_down_args* args) {
+  return static_cast<size_t>(args->rows) * args->top_k * args->down.rows * bytes_of(args->out.dtype);
+}
+
+glm_status moe_down(glm_device* device, const glm_moe_down_args* args) {
+  DownParams p = {};
+  p.in = {args->x, args->x_scale, args->offsets, args->order, args->top_k, false};
+  p.down = args->down;
+  p.y = {device->workspace, args->out.dtype, args->down.rows, args->down.rows};
+  const auto experts = static_cast<unsigned>(args->down.count);
+  return with_act(args->out.dtype, [&](auto act) {
+    using Act = typename decltype(act)::type;
+    const auto on_tensor_cores = [&](auto operand) {
+      const Grid grid{
+          dim3(blocks_for(args->down.rows, kExpertChannels), experts, token_blocks(args->rows, kExpertTokens)),
+          kExpertThreads, kExpertSharedBytes};
+      return launch(device, "moe_down", grid, down_kernel<operand(), Act>, p);
+    };
+    const auto scalar = [&] {
+      return with_weight(args->down.format, [&](auto weight) {
+        using W = typename decltype(weight)::type;
+        const Grid grid{dim3(blocks_for(args->down.rows, kDotWarps), experts, token_blocks(args->rows, kDotTokens)),
+                        kDotWarps * kWarp};
+        return launch(device, "moe_down", grid, down_scalar_kernel<Act, W>, p);
+      });
+    };
+    const glm_status status = with_operand(args->down.format, args->x.dtype, on_tensor_cores, scalar);
+    if (status != GLM_OK) return status;
+    const CombineParams combine{args->top_k, args->down.first, args->down.count, args->ids, args->weights,
+                                p.y,         args->base,       args->out};
+    const Grid grid{dim3(static_cast<unsigned>(args->rows)), row_threads(args->out.cols)};
+    return launch(device, "moe_down (combine)", grid, combine_kernel<Act>, combine);
+  });
+}
+
+}  // namespace glm::cuda

@@ -1,0 +1,71 @@
+#include "kernel.cuh"
+#include "launch.h"
+#include "numeric.cuh"
+#include "ops.h"
+
+namespace glm::cuda {
+
+namespace {
+
+constexpr int kThreads = 1024;
+
+/* How many of the block's `flag`s stand before this thread's, and how many there are. */
+struct Rank {
+  int before;
+  int total;
+};
+
+__device__ Rank rank_in_block(bool flag, int* warp_counts) {
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const unsigned votes = __ballot_sync(0xffffffffu, flag);
+  if (threadIdx.x % kWarp == 0) warp_counts[warp] = __popc(votes);
+  __syncthreads();
+  Rank rank{__popc(votes & ((1u << threadIdx.x % kWarp) - 1)), 0};
+  for (int i = 0; i < kThreads / kWarp; ++i) {
+    rank.before += i < warp ? warp_counts[i] : 0;
+    rank.total += warp_counts[i];
+  }
+  __syncthreads();
+  return rank;
+}
+
+/* One block an expert, and one more for the end: it counts the assignments of the experts before it, then lists its own. */
+__global__ void __launch_bounds__(kThreads)
+    moe_group_kernel(glm_tensor ids, int32_t top_k, int32_t assignments, int32_t first, int32_t count, int32_t* offsets,
+                     int32_t* order) {
+  __shared__ int counts[kThreads / kWarp];
+  begin_kernel();
+  const int32_t expert = static_cast<int32_t>(blockIdx.x);
+  const auto local_expert = [&](int32_t a) { return row_of<int32_t>(ids, a / top_k)[a % top_k] - first; };
+  int earlier = 0;
+  for (int32_t a = static_cast<int32_t>(threadIdx.x); a < assignments; a += kThreads) {
+    const int32_t e = local_expert(a);
+    earlier += e >= 0 && e < expert ? 1 : 0;
+  }
+  earlier = __reduce_add_sync(0xffffffffu, earlier);
+  if (threadIdx.x % kWarp == 0) counts[threadIdx.x / kWarp] = earlier;
+  __syncthreads();
+  int at = 0;
+  for (int i = 0; i < kThreads / kWarp; ++i) at += counts[i];
+  __syncthreads();
+  if (threadIdx.x == 0) offsets[expert] = at;
+  if (expert == count) return;
+  for (int32_t base = 0; base < assignments; base += kThreads) {
+    const int32_t a = base + static_cast<int32_t>(threadIdx.x);
+    const bool own = a < assignments && local_expert(a) == expert;
+    const Rank rank = rank_in_block(own, counts);
+    if (own) order[at + rank.before] = a;
+    at += rank.total;
+  }
+}
+
+}  // namespace
+
+glm_status moe_group(glm_device* device, const glm_moe_group_args* args) {
+  if (args->rows == 0) return GLM_OK;
+  const Grid grid{dim3(static_cast<unsigned>(args->count + 1)), kThreads};
+  return launch(device, "moe_group", grid, moe_group_kernel, args->ids, args->top_k, args->rows * args->top_k,
+                args->first, args->count, args->offsets, args->order);
+}
+
+}  // namespace glm::cuda

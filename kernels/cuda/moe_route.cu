@@ -1,0 +1,152 @@
+#include "dot.cuh"
+#include "launch.h"
+#include "moe_route_logits.cuh"
+#include "ops.h"
+
+namespace glm::cuda {
+
+namespace {
+
+template <typename Act, typename W>
+__global__ void route_logits_kernel(glm_tensor x, glm_weight weight, int32_t rows, float* logits) {
+  begin_kernel();
+  const int expert = static_cast<int>(blockIdx.x) * kDotWarps + static_cast<int>(threadIdx.x) / kWarp;
+  if (expert >= weight.rows) return;
+  const int first = static_cast<int>(blockIdx.y) * kDotTokens;
+  const Act* tokens[kDotTokens];
+  for (int i = 0; i < kDotTokens; ++i) tokens[i] = first + i < rows ? row_of<Act>(x, first + i) : nullptr;
+  float sums[kDotTokens];
+  warp_dots(static_cast<const W*>(weight.data) + expert * weight.stride, tokens, x.cols, sums);
+  if (threadIdx.x % kWarp != 0) return;
+  for (int i = 0; i < kDotTokens && first + i < rows; ++i) {
+    logits[static_cast<int64_t>(first + i) * weight.rows + expert] = sums[i];
+  }
+}
+
+struct SelectParams {
+  const float* logits; /* [rows][experts] */
+  const float* bias;
+  int32_t experts;
+  int32_t top_k;
+  int32_t groups;
+  int32_t topk_groups;
+  int32_t normalize;
+  float scale;
+  glm_tensor ids;
+  glm_tensor weights;
+};
+
+/* Larger values have larger keys. */
+__device__ __forceinline__ uint32_t ascending_key(float x) {
+  const uint32_t bits = __float_as_uint(x + 0.0f);
+  return (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
+}
+
+/* Index of the largest of n values that are not NaN, ties to the lower; for one warp. It is taken: it becomes NaN. */
+__device__ int take_best(float* values, int n) {
+  uint64_t best = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < n; i += kWarp) {
+    if (isnan(values[i])) continue;
+    const uint64_t candidate = static_cast<uint64_t>(ascending_key(values[i])) << 32 | (0xffffffffu - i);
+    best = candidate > best ? candidate : best;
+  }
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    const uint64_t other = __shfl_xor_sync(0xffffffffu, best, offset);
+    best = other > best ? other : best;
+  }
+  const int index = static_cast<int>(0xffffffffu - static_cast<uint32_t>(best));
+  if (threadIdx.x == 0) values[index] = nanf("");
+  __syncwarp();
+  return index;
+}
+
+/* Sum of the two best choices of each group. */
+__device__ void score_groups(const float* choices, int groups, int size, float* scores) {
+  for (int g = static_cast<int>(threadIdx.x); g < groups; g += kWarp) {
+    float best = -INFINITY;
+    float second = size > 1 ? -INFINITY : 0.0f;
+    for (int i = 0; i < size; ++i) {
+      const float choice = choices[g * size + i];
+      if (choice > best) {
+        second = size > 1 ? best : 0.0f;
+        best = choice;
+      } else if (choice > second) {
+        second = choice;
+      }
+    }
+    scores[g] = best + second;
+  }
+  __syncwarp();
+}
+
+/* Takes the experts of all groups but the topk_groups best. */
+__device__ void drop_groups(const SelectParams& p, float* choices, float* group_scores) {
+  const int size = p.experts / p.groups;
+  score_groups(choices, p.groups, size, group_scores);
+  for (int i = 0; i < p.topk_groups; ++i) take_best(group_scores, p.groups);
+  for (int e = static_cast<int>(threadIdx.x); e < p.experts; e += kWarp) {
+    if (!isnan(group_scores[e / size])) choices[e] = nanf("");
+  }
+  __syncwarp();
+}
+
+/* One warp a row. Shared: scores, choices, group scores. */
+__global__ void route_select_kernel(const __grid_constant__ SelectParams p) {
+  extern __shared__ float scores[];
+  float* choices = scores + p.experts;
+  float* group_scores = choices + p.experts;
+  begin_kernel();
+  const int64_t row = blockIdx.x;
+  for (int e = static_cast<int>(threadIdx.x); e < p.experts; e += kWarp) {
+    scores[e] = 1.0f / (1.0f + expf(-p.logits[row * p.experts + e]));
+    const float choice = p.bias == nullptr ? scores[e] : scores[e] + p.bias[e];
+    choices[e] = isnan(choice) ? -INFINITY : choice; /* so that top_k distinct experts are always found */
+  }
+  __syncwarp();
+  if (p.groups > 1) drop_groups(p, choices, group_scores);
+  int32_t* ids = row_of<int32_t>(p.ids, row);
+  float* weights = row_of<float>(p.weights, row);
+  const int lane = static_cast<int>(threadIdx.x);
+  float total = 0.0f;
+  float own = 0.0f;
+  for (int j = 0; j < p.top_k; ++j) {
+    const int expert = take_best(choices, p.experts);
+    total += scores[expert];
+    if (lane == j) own = scores[expert];
+    if (lane == j) ids[j] = expert;
+  }
+  if (lane < p.top_k) weights[lane] = (p.normalize != 0 ? own / (total + 1e-20f) : own) * p.scale;
+}
+
+glm_status compute_logits(glm_device* device, const glm_moe_route_args& args, float* logits) {
+  return with_weight(args.format, [&](auto weight) {
+    using W = typename decltype(weight)::type;
+    if (args.x.dtype == GLM_BF16) {
+      const Grid grid{dim3(blocks_for(args.experts, kRouteExperts) * kRouteSplit, blocks_for(args.rows, kRouteTokens)),
+                      kRouteWarps * kWarp, 0, kRouteSplit};
+      return launch(device, "moe_route (logits)", grid, route_logits_mma_kernel<W>, args.x, args.weight, args.rows,
+                    logits);
+    }
+    const Grid grid{dim3(blocks_for(args.experts, kDotWarps), blocks_for(args.rows, kDotTokens)), kDotWarps * kWarp};
+    return launch(device, "moe_route (logits)", grid, route_logits_kernel<float, W>, args.x, args.weight, args.rows,
+                  logits);
+  });
+}
+
+}  // namespace
+
+size_t moe_route_workspace(const glm_moe_route_args* args) {
+  return static_cast<size_t>(args->rows) * args->experts * sizeof(float);
+}
+
+glm_status moe_route(glm_device* device, const glm_moe_route_args* args) {
+  auto* logits = reinterpret_cast<float*>(device->workspace);
+  const glm_status status = compute_logits(device, *args, logits);
+  if (status != GLM_OK) return status;
+  const SelectParams p{logits,          args->bias,  args->experts, args->top_k,  args->groups, args->topk_groups,
+                       args->normalize, args->scale, args->ids,     args->weights};
+  const Grid grid{dim3(static_cast<unsigned>(args->rows)), kWarp, sizeof(float) * (2 * args->experts + args->groups)};
+  return launch(device, "moe_route (select)", grid, route_select_kernel, p);
+}
+
+}  // namespace glm::cuda

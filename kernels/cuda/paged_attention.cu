@@ -1,0 +1,74 @@
+#include "attention.cuh"
+#include "launch.h"
+#include "ops.h"
+
+namespace glm::cuda {
+
+namespace {
+
+/* With more rows than this there are blocks enough without splitting, and partial sums would take too much memory. */
+constexpr int kMaxSplitRows = 256;
+constexpr float kLog2E = 1.44269504088896340736f;
+
+bool fits_tensor_cores(const glm_paged_attention_args& args) {
+  const bool dtypes = args.q.dtype == GLM_BF16 && (args.kv.dtype == GLM_BF16 || args.kv.dtype == GLM_FP8_E4M3);
+  return dtypes && (args.kv.head_dim == 64 || args.kv.head_dim == 128);
+}
+
+int max_splits(const glm_paged_attention_args& args) {
+  return min(kMaxSplits, (args.slots->max_pages * GLM_PAGE_SIZE + kMinSplitKeys - 1) / kMinSplitKeys);
+}
+
+int64_t num_partials(const glm_paged_attention_args& args) {
+  return static_cast<int64_t>(min(args.rows, kMaxSplitRows)) * args.heads * max_splits(args);
+}
+
+/* Block (x, y): row, query head; a thread a column. */
+__global__ void merge_splits_kernel(const __grid_constant__ AttentionParams p) {
+  begin_kernel();
+  const int64_t row = blockIdx.x;
+  const int64_t first = (row * p.heads + blockIdx.y) * p.max_splits;
+  const int splits = num_splits(p.step.positions[row] + 1);
+  const int32_t dim = p.kv.head_dim;
+  const int at = static_cast<int>(threadIdx.x);
+  SoftmaxState state;
+  float sum = 0.0f;
+#pragma unroll 8
+  for (int i = 0; i < splits; ++i) {
+    const float2 weights = p.partial_weights[first + i];
+    const MergeFactors factors = merge(state, weights.x, weights.y);
+    sum = merged(sum, p.partial_sums[(first + i) * dim + at], factors);
+  }
+  row_of<bf16>(p.out, row)[static_cast<int64_t>(blockIdx.y) * dim + at] = from_float<bf16>(sum / state.sum);
+}
+
+}  // namespace
+
+size_t paged_attention_workspace(const glm_device*, const glm_paged_attention_args* args) {
+  if (!fits_tensor_cores(*args)) return 0;
+  return static_cast<size_t>(num_partials(*args)) * (args->kv.head_dim * sizeof(float) + sizeof(float2));
+}
+
+glm_status paged_attention(glm_device* device, const glm_paged_attention_args* args) {
+  if (args->rows == 0) return GLM_OK;
+  AttentionParams p = {};
+  p.step = *args->step;
+  p.pages = {args->slots->page_table, args->slots->max_pages};
+  p.q = args->q;
+  p.kv = args->kv;
+  p.out = args->out;
+  p.heads = args->heads;
+  p.group = args->heads / args->kv.kv_heads;
+  p.softmax_scale = args->softmax_scale * kLog2E;
+  if (!fits_tensor_cores(*args)) return attention_scalar(device, p, args->rows);
+  p.max_splits = max_splits(*args);
+  p.partial_sums = reinterpret_cast<float*>(device->workspace);
+  p.partial_weights = reinterpret_cast<float2*>(p.partial_sums + num_partials(*args) * args->kv.head_dim);
+  const bool split = args->rows <= kMaxSplitRows;
+  const glm_status status = attention_mma(device, p, args->rows, split);
+  if (status != GLM_OK || !split) return status;
+  const Grid grid{dim3(static_cast<unsigned>(args->rows), static_cast<unsigned>(args->heads)), args->kv.head_dim};
+  return launch(device, "paged_attention (merge)", grid, merge_splits_kernel, p);
+}
+
+}  // namespace glm::cuda

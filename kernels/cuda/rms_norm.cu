@@ -1,0 +1,72 @@
+#include "launch.h"
+#include "ops.h"
+#include "row.cuh"
+
+namespace glm::cuda {
+
+namespace {
+
+/* residual += delta, rounded to act; the sum goes to the shared row. Returns this thread's sum of squares. */
+template <typename Act>
+__device__ float add_delta(Act* residual, const Act* delta, int32_t cols, float* row) {
+  float squares = 0.0f;
+  for_each_pack(cols, [&](int32_t first) {
+    if (first >= cols) return;
+    float values[kPack];
+    load_pack(residual, first, cols, values);
+    if (delta != nullptr) {
+      float added[kPack];
+      load_pack(delta, first, cols, added);
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) values[i] = rounded_to<Act>(values[i] + added[i]);
+      store_pack(residual, first, cols, values);
+    }
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) {
+      row[first + i] = values[i];
+      squares = fmaf(values[i], values[i], squares);
+    }
+  });
+  return squares;
+}
+
+template <typename Act>
+__global__ void rms_norm_kernel(glm_tensor residual, glm_tensor delta, const float* weight, float eps,
+                                RowTargets targets) {
+  extern __shared__ float row[];
+  __shared__ float sums[kWarp];
+  __shared__ uint32_t largest[kWarp];
+  const int32_t cols = residual.cols;
+  const int32_t own = static_cast<int32_t>(threadIdx.x) * kPack;
+  float own_weights[kPack];
+  load_pack(weight, min(own, cols), cols, own_weights);
+  begin_kernel();
+  const int64_t index = blockIdx.x;
+  const Act* added = delta.data == nullptr ? nullptr : row_of<Act>(delta, index);
+  const float squares = add_delta(row_of<Act>(residual, index), added, cols, row);
+  const float inverse_rms = 1.0f / sqrtf(block_sum(squares, sums) / static_cast<float>(cols) + eps);
+  for_each_pack(cols, [&](int32_t first) {
+    if (first >= cols) return;
+    if (first != own) load_pack(weight, first, cols, own_weights);
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) {
+      row[first + i] = rounded_to<Act>(own_weights[i] * rounded_to<Act>(row[first + i] * inverse_rms));
+    }
+  });
+  store_row<Act>(row, cols, targets, index, largest);
+}
+
+}  // namespace
+
+glm_status rms_norm(glm_device* device, const glm_rms_norm_args* args) {
+  const int32_t cols = args->residual.cols;
+  const Grid grid{dim3(static_cast<unsigned>(args->rows)), row_threads(cols), shared_row_bytes(cols)};
+  const RowTargets targets{args->out, args->q, args->scale};
+  return with_act(args->residual.dtype, [&](auto act) {
+    using Act = typename decltype(act)::type;
+    return launch(device, "rms_norm", grid, rms_norm_kernel<Act>, args->residual, args->delta, args->weight, args->eps,
+                  targets);
+  });
+}
+
+}  // namespace glm::cuda

@@ -1,0 +1,42 @@
+#include "launch.h"
+#include "ops.h"
+#include "row.cuh"
+
+namespace glm::cuda {
+
+namespace {
+
+template <typename Act>
+__global__ void silu_mul_kernel(glm_tensor x, RowTargets targets) {
+  extern __shared__ float row[];
+  __shared__ uint32_t largest[kWarp];
+  begin_kernel();
+  const int64_t index = blockIdx.x;
+  const int32_t cols = x.cols / 2;
+  const Act* gate = row_of<Act>(x, index);
+  const Act* up = gate + cols;
+  for_each_pack(cols, [&](int32_t first) {
+    if (first >= cols) return;
+    float g[kPack];
+    float u[kPack];
+    load_pack(gate, first, cols, g);
+    load_pack(up, first, cols, u);
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) row[first + i] = rounded_to<Act>(rounded_to<Act>(silu(g[i])) * u[i]);
+  });
+  store_row<Act>(row, cols, targets, index, largest);
+}
+
+}  // namespace
+
+glm_status silu_mul(glm_device* device, const glm_silu_mul_args* args) {
+  const int32_t cols = args->x.cols / 2;
+  const Grid grid{dim3(static_cast<unsigned>(args->rows)), row_threads(cols), shared_row_bytes(cols)};
+  const RowTargets targets{args->out, args->q, args->scale};
+  return with_act(args->x.dtype, [&](auto act) {
+    using Act = typename decltype(act)::type;
+    return launch(device, "silu_mul", grid, silu_mul_kernel<Act>, args->x, targets);
+  });
+}
+
+}  // namespace glm::cuda

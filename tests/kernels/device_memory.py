@@ -1,0 +1,85 @@
+"""Where a table's memory is: on the host, or on a GPU that the table's library reaches."""
+
+import ctypes
+from collections import defaultdict
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.kernels import abi
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Memory(Protocol):
+    def place(self, image: Bytes) -> int:
+        """Address of a copy of the image (or of the image itself)."""
+
+    def fetch(self, address: int, image: Bytes) -> None:
+        """Bring the image up to date with what lies at the address."""
+
+    def release(self, address: int, size: int) -> None:
+        """Nothing will use the address any more."""
+
+    def wait(self) -> None:
+        """Until the device's operations have run."""
+
+
+class HostMemory:
+    def place(self, image: Bytes) -> int:
+        return image.ctypes.data
+
+    def fetch(self, address: int, image: Bytes) -> None:
+        pass
+
+    def release(self, address: int, size: int) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
+
+
+class CudaMemory:
+    """Blocks of GPU memory, kept for reuse by size: allocating on a GPU waits for it."""
+
+    def __init__(self, library: ctypes.CDLL, device: ctypes.c_void_p) -> None:
+        self._library, self._device = library, device
+        self._free: defaultdict[int, list[int]] = defaultdict(list)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self._library, name)(self._device, *arguments)
+        if status != abi.Status.OK:
+            last_error = self._library.glm_cuda_last_error
+            last_error.restype = ctypes.c_char_p
+            raise RuntimeError(f"{name}: {last_error(self._device).decode()}")
+
+    @staticmethod
+    def _block_size(size: int) -> int:
+        return max(256, 1 << (size - 1).bit_length())
+
+    def place(self, image: Bytes) -> int:
+        free = self._free[self._block_size(image.size)]
+        if free:
+            address = free.pop()
+        else:
+            block = ctypes.c_void_p()
+            size = ctypes.c_size_t(self._block_size(image.size))
+            self._call("glm_cuda_memory_alloc", size, ctypes.byref(block))
+            assert block.value is not None
+            address = block.value
+        source, size = ctypes.c_void_p(image.ctypes.data), ctypes.c_size_t(image.size)
+        self._call("glm_cuda_copy_in", ctypes.c_void_p(address), source, size)
+        self.wait()
+        return address
+
+    def fetch(self, address: int, image: Bytes) -> None:
+        to, size = ctypes.c_void_p(image.ctypes.data), ctypes.c_size_t(image.size)
+        self._call("glm_cuda_copy_out", to, ctypes.c_void_p(address), size)
+        self.wait()
+
+    def release(self, address: int, size: int) -> None:
+        self._free[self._block_size(size)].append(address)
+
+    def wait(self) -> None:
+        self._call("glm_cuda_synchronize")

@@ -1,0 +1,152 @@
+"""Rows that start at multiples of 16 bytes may take faster paths: they give the bits of rows that do not."""
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from tests.kernels import abi
+from tests.kernels.cases_attention import AttentionCase, AttentionProblem
+from tests.kernels.harness import (
+    BF16,
+    F32,
+    FP8,
+    Array,
+    BoundWeight,
+    Buffer,
+    Chunk,
+    Device,
+    assert_bits_equal,
+    assert_close,
+    output,
+    tensor,
+)
+from tests.kernels.matrices import Activations, Format, Weights, random_activations, random_weights
+
+FORMATS = [Format.FP8_CHANNEL, Format.FP8_BLOCK, Format.BF16]
+
+
+def run(device: Device, x: Activations, weights: Weights, offset: int) -> Array:
+    """`offset` bytes are added to every 64-byte aligned start of data."""
+    rows, k = x.data.shape
+    n = weights.data.shape[0]
+    data = Buffer(weights.data, offset)
+    scale = None if weights.scale is None else Buffer(weights.scale)
+    bound = BoundWeight(data, scale)
+    bound_x = tensor(x.data, k if offset == 0 else k + 3)
+    x_scale = None if x.scale is None else tensor(x.scale)
+    out = output(rows, n, F32)
+    args = abi.LinearArgs(rows, 1, weights.format, bound_x.struct)
+    if x_scale is not None:
+        args.x_scale = x_scale.struct
+    args.parts[0] = bound.struct
+    args.out = out.struct
+    device.run(abi.Op.LINEAR, args)
+    return out.read()
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name.lower())
+@pytest.mark.parametrize("n,k", [(48, 64), (200, 640), (17, 48), (384, 1536), (40, 4224)])
+def test_linear(device: Device, rng: np.random.Generator, fmt: Format, n: int, k: int) -> None:
+    x, weights = random_activations(rng, fmt, 70, k, BF16), random_weights(rng, fmt, n, k)
+    plain = run(device, x, weights, weights.data.dtype.itemsize)
+    assert_close(plain, x.value @ weights.value.T, 1e-5)
+    for rows in (1, 8, 9, 16, 17, 33, 64, 70):
+        assert_bits_equal(run(device, x.rows(slice(70 - rows, 70)), weights, 0), plain[70 - rows :])
+
+
+def test_wide_linear(device: Device, rng: np.random.Generator) -> None:
+    x, weights = random_activations(rng, Format.BF16, 35, 192, BF16), random_weights(rng, Format.BF16, 16450, 192)
+    plain = run(device, x, weights, 2)
+    for rows in (1, 10, 20, 35):
+        assert_bits_equal(run(device, x.rows(slice(35 - rows, 35)), weights, 0), plain[35 - rows :])
+
+
+@pytest.mark.parametrize("kv", [BF16, FP8], ids=str)
+@pytest.mark.parametrize("heads,kv_heads,head_dim", [(12, 1, 128), (3, 1, 128), (16, 1, 64), (40, 2, 128), (8, 4, 64)])
+def test_attention_of_bf16_rows(
+    device: Device, rng: np.random.Generator, heads: int, kv_heads: int, head_dim: int, kv: "np.dtype[np.generic]"
+) -> None:
+    spans = [(0, 1), (15, 2), (63, 1), (64, 1), (510, 4), (1100, 2)]
+    problem = AttentionProblem(AttentionCase(heads, kv_heads, head_dim, spans, kv, BF16), rng)
+    crowd = problem.run(device, problem.chunks())
+    for chunk, together in zip(problem.chunks(), crowd, strict=True):
+        assert_close(together, problem.expected(chunk), 2**-6)
+        for row in range(chunk.length):
+            alone = problem.run(device, [Chunk(chunk.slot, chunk.start + row, 1)])[0]
+            assert_bits_equal(alone, together[row : row + 1])
+
+
+def test_attention_over_a_long_context(device: Device, rng: np.random.Generator) -> None:
+    problem = AttentionProblem(AttentionCase(12, 1, 128, [(16382, 4)], BF16, BF16), rng)
+    together = problem.run(device, problem.chunks())[0]
+    assert_close(together, problem.expected(problem.chunks()[0]), 2**-6)
+    alone = [problem.run(device, [Chunk(0, 16382 + row, 1)])[0] for row in range(4)]
+    assert_bits_equal(np.concatenate(alone), together)
+
+
+def test_attention_of_many_bf16_rows(device: Device, rng: np.random.Generator) -> None:
+    problem = AttentionProblem(AttentionCase(12, 1, 128, [(400, 300)], BF16, BF16), rng)
+    whole = problem.run(device, problem.chunks())[0]
+    assert_close(whole, problem.expected(problem.chunks()[0]), 2**-6)
+    parts = [problem.run(device, [Chunk(0, 400 + start, 100)])[0] for start in range(0, 300, 100)]
+    assert_bits_equal(np.concatenate(parts), whole)
+
+
+def expert_weights(experts: list[Weights], offset: int) -> tuple[abi.ExpertWeights, list[object]]:
+    """The struct, and what must outlive it. `offset`: as in `run`."""
+    kept: list[object] = []
+    structs = (abi.Weight * len(experts))()
+    for i, one in enumerate(experts):
+        bound = BoundWeight(Buffer(one.data, offset), None if one.scale is None else Buffer(one.scale))
+        kept.append(bound)
+        structs[i] = bound.struct
+    array = Buffer(np.frombuffer(ctypes.string_at(structs, ctypes.sizeof(structs)), np.uint8))
+    rows, cols = experts[0].data.shape
+    return abi.ExpertWeights(array.pointer, experts[0].format, 0, len(experts), rows, cols), [*kept, array]
+
+
+class Experts:
+    """Two experts of the same shape; the first has `first` of the tokens, one assignment a token."""
+
+    def __init__(self, rng: np.random.Generator, fmt: Format, tokens: int, first: int) -> None:
+        self.gate, self.up = ([random_weights(rng, fmt, 208, 256) for _ in range(2)] for _ in range(2))
+        self.x = random_activations(rng, fmt, tokens, 256, BF16)
+        self.ids = (np.arange(tokens) >= first).astype(np.int32)[:, None]
+        self.offsets = np.array([0, first, tokens], np.int32)
+
+    def bind(self, offset: int) -> tuple[abi.Tensor, abi.Tensor, list[object]]:
+        x = tensor(self.x.data, 256 if offset == 0 else 259)
+        scale = None if self.x.scale is None else tensor(self.x.scale)
+        return x.struct, abi.Tensor() if scale is None else scale.struct, [x, scale]
+
+    def run_gate_up(self, device: Device, offset: int) -> Array:
+        x, scale, kept = self.bind(offset)
+        (gate, kept_gate), (up, kept_up) = expert_weights(self.gate, offset), expert_weights(self.up, offset)
+        rows = len(self.ids)
+        offsets, order, out = Buffer(self.offsets), Buffer(np.arange(rows, dtype=np.int32)), output(rows, 208, BF16)
+        args = abi.MoeGateUpArgs(rows, 1, x, scale, gate, up, offsets.pointer, order.pointer, out.struct)
+        device.run(abi.Op.MOE_GATE_UP, args)
+        del kept, kept_gate, kept_up
+        return out.read()
+
+    def run_down(self, device: Device, offset: int) -> Array:
+        x, scale, kept = self.bind(offset)
+        down, kept_down = expert_weights(self.gate, offset)
+        rows = len(self.ids)
+        offsets, order, out = Buffer(self.offsets), Buffer(np.arange(rows, dtype=np.int32)), output(rows, 208, BF16)
+        ids, weights = tensor(self.ids), tensor(np.ones((rows, 1), F32))
+        args = abi.MoeDownArgs(rows, 1, x, scale, down, offsets.pointer, order.pointer, ids.struct, weights.struct)
+        args.out = out.struct
+        device.run(abi.Op.MOE_DOWN, args)
+        del kept, kept_down
+        return out.read()
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name.lower())
+@pytest.mark.parametrize("tokens,first", [(2, 1), (24, 9), (70, 33), (200, 65), (1100, 3)])
+def test_experts(device: Device, rng: np.random.Generator, fmt: Format, tokens: int, first: int) -> None:
+    problem = Experts(rng, fmt, tokens, first)
+    element = problem.gate[0].data.dtype.itemsize
+    assert_bits_equal(problem.run_gate_up(device, 0), problem.run_gate_up(device, element))
+    assert_bits_equal(problem.run_down(device, 0), problem.run_down(device, element))
