@@ -48,10 +48,19 @@ struct Call {
   const Element* weights(int32_t r) const {
     return static_cast<const Element*>(matrix.weight.data) + (row_begin + r) * matrix.weight.stride;
   }
+  /* How many columns of row r a loader may read to cover `cols`: whole steps, though they reach into what follows the
+   * row, where that adds nothing and still lies in the matrix. Copying the odd columns out costs more than a step. */
+  template <typename Loader>
+  int32_t covering(int32_t r, int32_t cols) const {
+    constexpr int32_t kStep = Loader::kVectors * kLanes;
+    const int32_t whole = (cols + kStep - 1) / kStep * kStep;
+    const int64_t readable = (matrix.weight.rows - 1 - row_begin - r) * matrix.weight.stride + matrix.cols;
+    return Loader::kAlwaysFinite && whole <= readable ? whole : cols;
+  }
 };
 
 template <typename Loader, int R, int T>
-void direct_tile(const Call& call, int32_t r0) {
+void direct_tile(const Call& call, int32_t t0, int32_t r0, int32_t cols) {
   DotTile<Loader, R, T, true> tile;
   tile.ahead = R * call.matrix.weight.stride;
   for (int r = 0; r < R; ++r) {
@@ -59,30 +68,57 @@ void direct_tile(const Call& call, int32_t r0) {
     tile.w_scales[r] = call.block_scales(r0 + r);
   }
   for (int t = 0; t < T; ++t) {
-    tile.x[t] = call.x[t];
-    tile.x_scales[t] = call.x_scales[t];
+    tile.x[t] = call.x[t0 + t];
+    tile.x_scales[t] = call.x_scales[t0 + t];
   }
   F32 sums[R * T] = {};
   if (std::is_same_v<Loader, Fp8Loader> && call.by_block()) {
-    tile.accumulate_blocks(call.matrix.cols, sums);
+    tile.accumulate_blocks(cols, sums);
   } else {
-    tile.accumulate(call.matrix.cols, sums);
+    tile.accumulate(cols, sums);
   }
   for (int r = 0; r < R; ++r) {
     for (int t = 0; t < T; ++t) {
       const float value = sum(sums[r * T + t]) * Loader::kScale;
-      call.scratch.out[static_cast<int64_t>(t) * call.rows + r0 + r] =
-          value * call.token_scale(t) * call.row_scale(r0 + r);
+      call.scratch.out[static_cast<int64_t>(t0 + t) * call.rows + r0 + r] =
+          value * call.token_scale(t0 + t) * call.row_scale(r0 + r);
     }
   }
 }
 
 template <typename Loader, int T>
-void direct(const Call& call) {
+void direct_group(const Call& call, int32_t t0) {
   constexpr int kRows = direct_rows(T);
+  const int32_t cols = call.covering<Loader>(call.rows - 2, call.matrix.cols);
+  const int32_t last_cols = call.covering<Loader>(call.rows - 1, call.matrix.cols);
   int32_t r = 0;
-  for (; r + kRows <= call.rows; r += kRows) direct_tile<Loader, kRows, T>(call, r);
-  for (; r < call.rows; ++r) direct_tile<Loader, 1, T>(call, r);
+  for (; r + kRows < call.rows; r += kRows) direct_tile<Loader, kRows, T>(call, t0, r, cols);
+  if (r + kRows == call.rows) return direct_tile<Loader, kRows, T>(call, t0, r, last_cols);
+  for (; r < call.rows; ++r) direct_tile<Loader, 1, T>(call, t0, r, last_cols);
+}
+
+/* The fewest groups, none much smaller than another: few sums do not hide the latency of their additions. */
+template <typename Loader>
+void direct(const Call& call) {
+  const int32_t groups = (call.num_tokens + kTileTokens - 1) / kTileTokens;
+  for (int32_t g = 0, t = 0; g < groups; ++g) {
+    const int32_t end = call.num_tokens * (g + 1) / groups;
+    switch (end - t) {
+      case 1:
+        direct_group<Loader, 1>(call, t);
+        break;
+      case 2:
+        direct_group<Loader, 2>(call, t);
+        break;
+      case 3:
+        direct_group<Loader, 3>(call, t);
+        break;
+      default:
+        direct_group<Loader, 4>(call, t);
+        break;
+    }
+    t = end;
+  }
 }
 
 /* Columns [k, k + cols) of the call's rows to f32, with zeros up to `rows` rows and a whole vector of columns. */
@@ -96,13 +132,14 @@ void expand(const Call& call, int32_t rows, int32_t k, int32_t cols) {
       continue;
     }
     const auto* w = call.weights<typename Loader::Element>(r) + k;
-    for (int32_t i = 0; i < cols; i += kStep) {
+    const int32_t covered = call.covering<Loader>(r, k + cols) - k;
+    for (int32_t i = 0; i < covered; i += kStep) {
       F32 v[Loader::kVectors];
       __builtin_prefetch(w + i + kPanelCols, 0, 2);
-      if (i + kStep <= cols) {
+      if (i + kStep <= covered) {
         Loader::load(w + i, v);
       } else {
-        load_first_elements<Loader>(w + i, cols - i, v);
+        load_first_elements<Loader>(w + i, covered - i, v);
       }
       for (int j = 0; j < Loader::kVectors; ++j) store(out + i + j * kLanes, v[j]);
     }
@@ -200,20 +237,8 @@ void panel(const Call& call) {
 
 template <typename Loader>
 void run(const Call& call) {
-  switch (call.num_tokens) {
-    case 0:
-      return;
-    case 1:
-      return direct<Loader, 1>(call);
-    case 2:
-      return direct<Loader, 2>(call);
-    case 3:
-      return direct<Loader, 3>(call);
-    case 4:
-      return direct<Loader, 4>(call);
-    default:
-      return panel<Loader>(call);
-  }
+  if (call.num_tokens <= kDirectTokens) return direct<Loader>(call);
+  panel<Loader>(call);
 }
 
 int64_t element_bytes(glm_weight_format format) {

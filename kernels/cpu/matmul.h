@@ -2,6 +2,8 @@
 #ifndef GLM_CPU_MATMUL_H
 #define GLM_CPU_MATMUL_H
 
+#include <algorithm>
+
 #include "activations.h"
 
 GLM_CPU_BEGIN
@@ -9,12 +11,12 @@ GLM_CPU_BEGIN
 inline constexpr int32_t kPanelRows = 12;    /* weight rows that are expanded to f32 at a time */
 inline constexpr int32_t kPanelTokens = 128; /* rows of x that share one expansion */
 inline constexpr int32_t kPanelCols = 384;   /* a panel and four rows of x stay in the first-level cache */
-inline constexpr int32_t kDirectTokens = 4;  /* up to so many, weights are expanded in registers only */
+inline constexpr int32_t kDirectTokens = 8;  /* up to so many, weights are expanded in registers only */
 inline constexpr int32_t kDirectRows = 256;  /* most weight rows of one call then */
 
 /* Floats of one call's result, at most. */
-inline constexpr size_t kMatmulOutFloats = static_cast<size_t>(kPanelRows) * kPanelTokens;
-static_assert(kMatmulOutFloats >= static_cast<size_t>(kDirectRows) * kDirectTokens);
+inline constexpr size_t kMatmulOutFloats =
+    static_cast<size_t>(std::max(kPanelRows * kPanelTokens, kDirectRows* kDirectTokens));
 
 struct WeightMatrix {
   glm_weight weight;

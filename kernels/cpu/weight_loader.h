@@ -27,7 +27,8 @@ inline F32 convert_lanes(const Element* p) {
 struct F32Loader {
   using Element = float;
   static constexpr int kVectors = 1;
-  static constexpr float kScale = 1.0f; /* of a product with what `load` returns */
+  static constexpr float kScale = 1.0f;        /* of a product with what `load` returns */
+  static constexpr bool kAlwaysFinite = false; /* whatever the bits: times a zero of x they add nothing */
   static void load(const float* p, F32 (&out)[1]) { out[0] = cpu::load(p); }
 };
 
@@ -35,6 +36,7 @@ struct Bf16Loader {
   using Element = uint16_t;
   static constexpr int kVectors = 1;
   static constexpr float kScale = 1.0f;
+  static constexpr bool kAlwaysFinite = false;
   static void load(const uint16_t* p, F32 (&out)[1]) {
 #if defined(__AVX512F__)
     const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -52,6 +54,7 @@ struct F16Loader {
   using Element = uint16_t;
   static constexpr int kVectors = 1;
   static constexpr float kScale = 1.0f;
+  static constexpr bool kAlwaysFinite = false;
   static void load(const uint16_t* p, F32 (&out)[1]) {
 #if defined(__AVX512F__)
     out[0] = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
@@ -70,6 +73,7 @@ struct Fp8Loader {
   using Element = uint8_t;
   static constexpr int kVectors = 4;
   static constexpr float kScale = 0x1p10f;
+  static constexpr bool kAlwaysFinite = true;
   static void load(const uint8_t* p, F32 (&out)[4]) {
     using I16 = int16_t __attribute__((vector_size(sizeof(F32))));
     I16 codes;
