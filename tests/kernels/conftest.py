@@ -9,12 +9,14 @@ from tests.kernels.device_memory import HostMemory
 from tests.kernels.harness import BF16, F32, Device, Table, use_memory
 from tests.kernels.isa import TABLE_VARIANTS, load_variant
 
+VARIANTS = [pytest.param(name, marks=[pytest.mark.gpu] if name == "cuda" else []) for name in TABLE_VARIANTS]
 
-@pytest.fixture(scope="session", params=TABLE_VARIANTS)
+
+@pytest.fixture(scope="session", params=VARIANTS)
 def table(request: pytest.FixtureRequest) -> Table:
     loaded = load_variant(request.param)
     if loaded is None:
-        pytest.skip(f"this machine lacks {request.param}")
+        pytest.skip(f"this machine cannot run {request.param}")
     return loaded
 
 

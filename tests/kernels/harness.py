@@ -42,9 +42,10 @@ DTYPES = {
 FORMATS = {F32: abi.WeightFormat.F32, BF16: abi.WeightFormat.BF16, F16: abi.WeightFormat.F16}
 
 # Name of a table -> (environment variable with another path, installed path).
-TABLES = {"cpu": ("GLM_KERNELS_CPU", ROOT / "engine_worker" / "lib" / "libglm_kernels_cpu.so")}
-if "GLM_KERNELS_CUDA" in os.environ:  # needs a GPU, so it takes part where it is named
-    TABLES["cuda"] = ("GLM_KERNELS_CUDA", ROOT / "engine_worker" / "lib" / "libglm_kernels_cuda.so")
+TABLES = {
+    "cpu": ("GLM_KERNELS_CPU", ROOT / "engine_worker" / "lib" / "libglm_kernels_cpu.so"),
+    "cuda": ("GLM_KERNELS_CUDA", ROOT / "engine_worker" / "lib" / "libglm_kernels_cuda.so"),
+}
 
 _GUARD = 64
 _GUARD_BYTE = 0xA5

@@ -1,11 +1,13 @@
 """The CPU table's instruction sets, chosen through kernels/cpu/testing.h."""
 
 import ctypes
+from pathlib import Path
 
 from tests.kernels import abi
 from tests.kernels.harness import TABLES, Table, load_table
 
 ISAS = ("portable", "avx2", "avx512")
+CUDA_DEVICE = Path("/dev/nvidia0")
 
 # Every table, the CPU's once per instruction set.
 TABLE_VARIANTS = (*(f"cpu-{isa}" for isa in ISAS), *(name for name in sorted(TABLES) if name != "cpu"))
@@ -23,8 +25,10 @@ def restore_widest(library: ctypes.CDLL) -> None:
 
 
 def load_variant(name: str) -> Table | None:
-    """A member of TABLE_VARIANTS, or None if this machine lacks its instruction set."""
+    """A member of TABLE_VARIANTS, or None if this machine lacks what it needs: the instruction set, a GPU."""
     table, _, isa = name.partition("-")
+    if table == "cuda" and not CUDA_DEVICE.exists():
+        return None
     loaded = load_table(table)
     if not isa:
         return loaded
