@@ -115,6 +115,8 @@ void Engine::load(const glm_engine_options& options, const Declarations& declara
 
 void Engine::allocate_steps() {
   device_block_ = make_step_block(limits_, *scratch_arena_);
+  // Ops write of the results what was asked for, and all of them are copied out.
+  device_->fill(device_block_.results, 0, device_block_.result_bytes);
   resources_.state.step = device_block_.step;
   for (size_t i = 0; i < GLM_MAX_IN_FLIGHT + 1; ++i) staging_.emplace_back(*device_, limits_, *host_arena_);
   slot_binder_.emplace(*device_, resources_.state.slots, *host_arena_);
