@@ -146,9 +146,6 @@ class WorkerLink:
             reason = _first_rpc_error(group)
         except* LinkLostError as group:
             reason = str(group.exceptions[0])
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise asyncio.CancelledError  # a TaskGroup that fails while it is cancelled tells of the failure only
         if connected or reason != self.down_reason:
             log.warning("worker_down", worker=self.address, reason=reason)
         self.down_reason = reason

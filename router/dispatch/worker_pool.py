@@ -118,6 +118,12 @@ class WorkerPool:
                     tasks.create_task(self._follow(source, tasks))
                 else:
                     self._take_addresses(source, frozenset((source,)), tasks)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                # A link that loses its worker while it is cancelled hears of the loss only: TaskGroup drops the cancel.
+                for link in self._links.values():
+                    link.retired = True
 
     def _open_links(self) -> list[WorkerLink]:
         return [link for link in self._links.values() if link.serving and link.breaker.passes]
