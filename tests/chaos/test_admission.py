@@ -13,7 +13,7 @@ from grpc_status import rpc_status
 
 from deploy.models.catalog import DEFAULT_MODEL, resolve_model
 from tests.chaos.processes import Service, services, wait_health, wait_idle
-from tests.e2e.client import Answer, connect, generate, request
+from tests.e2e.client import Answer, connect, generate
 
 PLACES = 8
 BURST = 64
@@ -75,22 +75,3 @@ async def test_a_burst_is_refused_beyond_the_limit_and_the_accepted_get_their_to
         assert all(delay_ms(error) > 0 for error in refused)
         await wait_idle(worker.address)
         assert (await generate(stub, PROMPT, max_tokens=24, ignore_eos=True)).token_ids == undisturbed.token_ids
-
-
-async def test_a_deadline_that_the_queue_outlasts_is_refused_at_once(pair: tuple[Service, Service]) -> None:
-    worker, router = pair
-    await wait_health(router.address, True)
-    async with connect(router.address) as stub:
-        # The pace is measured on a full engine.
-        await asyncio.gather(*(generate(stub, PROMPT, max_tokens=24, ignore_eos=True) for _ in range(PLACES)))
-        running = [stub.Generate(request(PROMPT, max_tokens=64, ignore_eos=True)) for _ in range(4)]
-        for call in running:
-            await call.read()
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            async for _ in stub.Generate(request(PROMPT, max_tokens=2000, ignore_eos=True), timeout=1.0):
-                raise AssertionError("it was begun")
-        assert delay_ms(caught.value) > 0
-        assert "deadline" in (caught.value.details() or "")
-        for call in running:
-            call.cancel()
-    await wait_idle(worker.address)
