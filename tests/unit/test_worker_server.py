@@ -123,6 +123,13 @@ async def open_stream(channel: grpc.aio.Channel) -> Stream:
     return stream
 
 
+async def until_running(channel: grpc.aio.Channel) -> None:
+    """Until a request has reached the scheduler: polled, because nothing announces it."""
+    stub = engine_pb2_grpc.EngineServiceStub(channel)
+    while not (await stub.GetLoad(engine_pb2.GetLoadRequest())).load.running_requests:
+        pass
+
+
 async def test_serves_after_a_real_warm_up_and_stops_on_a_signal(
     engines: list[NativeLikeEngine], tmp_path: Path
 ) -> None:
@@ -148,6 +155,7 @@ async def test_sigterm_finishes_what_runs_and_refuses_what_comes(
         engines[0].gate.clear()
         stream = await open_stream(channel)
         await stream.send(submit(1, [1, 2], 5))
+        await until_running(channel)
         os.kill(os.getpid(), signal.SIGTERM)
         while await health(channel) == SERVING:
             pass
@@ -167,10 +175,7 @@ async def test_after_the_drain_limit_requests_end_unavailable(engines: list[Nati
         engines[0].gate.clear()
         stream = await open_stream(channel)
         await stream.send(submit(1, [1, 2], 300))
-        while not (
-            await engine_pb2_grpc.EngineServiceStub(channel).GetLoad(engine_pb2.GetLoadRequest())
-        ).load.running_requests:
-            pass
+        await until_running(channel)
         os.kill(os.getpid(), signal.SIGTERM)
         while await health(channel) == SERVING:
             pass
