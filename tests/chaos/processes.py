@@ -93,6 +93,12 @@ async def engine(address: str) -> AsyncIterator[engine_pb2_grpc.EngineServiceAsy
         yield engine_pb2_grpc.EngineServiceStub(channel)
 
 
+async def running_requests(address: str) -> int:
+    """How many requests run on a worker now."""
+    async with engine(address) as stub:
+        return int((await stub.GetLoad(engine_pb2.GetLoadRequest())).load.running_requests)
+
+
 async def wait_idle(address: str) -> None:
     """Return once nothing runs or waits on a worker and all pages are given back: asked, because nothing tells it."""
     async with engine(address) as stub:
