@@ -16,7 +16,8 @@ VARIANTS = [pytest.param(name, marks=[pytest.mark.gpu] if name == "cuda" else []
 def table(request: pytest.FixtureRequest) -> Table:
     loaded = load_variant(request.param)
     if loaded is None:
-        pytest.skip(f"this machine cannot run {request.param}")
+        needs = "a GPU and `make cuda`" if request.param == "cuda" else "the instruction set"
+        pytest.skip(f"this machine cannot run {request.param}: it needs {needs}")
     return loaded
 
 

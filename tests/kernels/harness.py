@@ -190,11 +190,15 @@ class Table:
         return Device(self, num_threads)
 
 
-def load_table(name: str) -> Table:
+def table_path(name: str) -> Path:
     variable, installed = TABLES[name]
-    path = Path(os.environ.get(variable, installed))
+    return Path(os.environ.get(variable, installed))
+
+
+def load_table(name: str) -> Table:
+    path = table_path(name)
     if not path.exists():
-        raise FileNotFoundError(f"{path}: no such kernel library; run `make build` or set {variable}")
+        raise FileNotFoundError(f"{path}: no such kernel library; run `make build` or set {TABLES[name][0]}")
     library = ctypes.CDLL(str(path))
     library.glm_kernels_query.restype = ctypes.POINTER(abi.Kernels)
     library.glm_kernels_query.argtypes = [ctypes.c_uint32]

@@ -4,7 +4,7 @@ import ctypes
 from pathlib import Path
 
 from tests.kernels import abi
-from tests.kernels.harness import TABLES, Table, load_table
+from tests.kernels.harness import TABLES, Table, load_table, table_path
 
 ISAS = ("portable", "avx2", "avx512")
 CUDA_DEVICE = Path("/dev/nvidia0")
@@ -25,9 +25,9 @@ def restore_widest(library: ctypes.CDLL) -> None:
 
 
 def load_variant(name: str) -> Table | None:
-    """A member of TABLE_VARIANTS, or None if this machine lacks what it needs: the instruction set, a GPU."""
+    """A member of TABLE_VARIANTS, or None if this machine lacks what it needs: the instruction set, or a GPU and `make cuda`."""
     table, _, isa = name.partition("-")
-    if table == "cuda" and not CUDA_DEVICE.exists():
+    if table == "cuda" and not (CUDA_DEVICE.exists() and table_path(table).exists()):
         return None
     loaded = load_table(table)
     if not isa:
