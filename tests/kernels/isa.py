@@ -25,7 +25,7 @@ def restore_widest(library: ctypes.CDLL) -> None:
 
 
 def load_variant(name: str) -> Table | None:
-    """A member of TABLE_VARIANTS, or None if this machine lacks what it needs: the instruction set, or a GPU and `make cuda`."""
+    """A member of TABLE_VARIANTS, or None if this machine lacks the instruction set, or a GPU and `make cuda`."""
     table, _, isa = name.partition("-")
     if table == "cuda" and not (CUDA_DEVICE.exists() and table_path(table).exists()):
         return None
