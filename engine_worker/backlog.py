@@ -38,10 +38,12 @@ class Backlog:
             )
         return None
 
-    def queue_s(self, pace: Pace, free_places: int) -> float:
-        """How long a request that comes now will wait."""
+    def queue_s(self, pace: Pace, free_places: int, running_prompt_tokens: int) -> float:
+        """How long a request that comes now will wait. `running_prompt_tokens`: not yet computed of what runs."""
         return pace.queue_s(
-            free_places=free_places, waiting_requests=len(self._entries), waiting_prompt_tokens=self.prompt_tokens
+            free_places=free_places,
+            waiting_requests=len(self._entries),
+            waiting_prompt_tokens=self.prompt_tokens + running_prompt_tokens,
         )
 
     def retry_after_ms(self, queue_s: float) -> int:

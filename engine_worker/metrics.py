@@ -10,9 +10,13 @@ from glmserve.service.pace import UNKNOWN, Pace
 
 @dataclass(frozen=True, slots=True)
 class LoadSnapshot:
-    """The engine's counts after a step; totals are since start."""
+    """The engine's counts after a step; totals are since start.
+
+    `running_prompt_tokens`: of the running requests, what is in no step yet.
+    """
 
     running_requests: int = 0
+    running_prompt_tokens: int = 0
     total_pages: int = 0
     free_pages: int = 0
     cached_pages: int = 0
@@ -27,11 +31,14 @@ class LoadSnapshot:
 def load_message(
     engine: LoadSnapshot, *, open_requests: int, waiting_prompt_tokens: int, draining: bool, step_age_s: float
 ) -> engine_pb2.Load:
-    """`open_requests`: accepted and not finished; what does not run of them waits."""
+    """`open_requests`: accepted and not finished; what does not run of them waits.
+
+    `waiting_prompt_tokens`: of those. What runs and is not yet computed is before any new prompt too.
+    """
     return engine_pb2.Load(
         running_requests=engine.running_requests,
         waiting_requests=max(0, open_requests - engine.running_requests),
-        waiting_prompt_tokens=waiting_prompt_tokens,
+        waiting_prompt_tokens=waiting_prompt_tokens + engine.running_prompt_tokens,
         total_pages=engine.total_pages,
         free_pages=engine.free_pages,
         cached_pages=engine.cached_pages,

@@ -32,6 +32,7 @@ class StepRates:
         self._enough_samples = max_running / 2
         self._prefill = _Rate()
         self._decode = _Rate()
+        self._requests = 0
         self._tokens_per_request = 0.0
 
     def step(self, plan: StepPlan, seconds: float) -> None:
@@ -46,8 +47,10 @@ class StepRates:
     def request(self, completion_tokens: int) -> None:
         """A request ended."""
         if completion_tokens:
-            before = self._tokens_per_request or completion_tokens
-            self._tokens_per_request = before + _SMOOTHING * (completion_tokens - before)
+            self._requests += 1
+            # A plain mean at first: the warm-up, which comes before all others, is no measure of them.
+            weight = max(_SMOOTHING, 1 / self._requests)
+            self._tokens_per_request += weight * (completion_tokens - self._tokens_per_request)
 
     @property
     def pace(self) -> Pace:

@@ -254,7 +254,8 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
             message = f"is {submit.request_id}, allowed: an id that is not in use on this stream"
             return _rejection(submit, "INVALID", message, field="request_id")
         load = self._engine_load
-        queue_s = self._backlog.queue_s(load.pace, self._info.max_running_requests - load.running_requests)
+        free_places = self._info.max_running_requests - load.running_requests
+        queue_s = self._backlog.queue_s(load.pace, free_places, load.running_prompt_tokens)
         reason = None
         # What another worker had begun was admitted there: only the bound of the stream holds for it.
         if not submit.generated_token_ids:

@@ -243,6 +243,7 @@ class EngineLoop:
         scheduler, totals = self._scheduler, self._scheduler.totals
         return LoadSnapshot(
             running_requests=scheduler.num_running,
+            running_prompt_tokens=scheduler.unplanned_prompt_tokens,
             total_pages=scheduler.allocator.num_pages,
             free_pages=scheduler.allocator.num_free,
             cached_pages=scheduler.allocator.num_cached,

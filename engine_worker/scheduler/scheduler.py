@@ -72,6 +72,8 @@ class Scheduler:
         self._submitted = 0
         self._committed = 0
         self._arrivals = 0
+        # Prompt tokens of running requests that are in no step yet.
+        self.unplanned_prompt_tokens = 0
         # The last admission that failed: request, available pages, running requests. Until one changes it fails again.
         self._blocked: tuple[Request, int, int] | None = None
 
@@ -115,6 +117,7 @@ class Scheduler:
         while budget and (admitted := self._admit(now)) is not None:
             plan.bound.append(admitted)
             budget -= self._add_chunk(plan, admitted, min(admitted.remaining, budget))
+        self.unplanned_prompt_tokens = sum(len(each.tokens) - each.scheduled for each in (*prefills, *plan.bound))
         if not plan.chunks:
             if self._requests and not self.in_flight:
                 raise InternalError(f"scheduler is stuck with {len(self._requests)} open requests")

@@ -85,8 +85,8 @@ class WorkerLink:
 
     @property
     def running_requests(self) -> int:
-        """Of all routers, as the worker last said."""
-        return 0 if self.session is None or self.session.load is None else self.session.load.running_requests
+        """How many of them run: the load is of a moment ago, and says nothing of what began since."""
+        return 0 if self._info is None else min(self.open_requests, self._info.max_running_requests)
 
     @property
     def pace(self) -> Pace:

@@ -34,7 +34,7 @@ class PoolSettings:
 
 class Outlook(NamedTuple):
     """What a request that comes now may expect. `queue_s`, `pace`, `running`: of the worker with the shortest queue;
-    `total`: the pace of all workers together."""
+    `total`: the pace of all workers together. `running` 0: the worker is idle."""
 
     queue_s: float
     pace: Pace

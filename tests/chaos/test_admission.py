@@ -1,4 +1,4 @@
-"""A burst beyond what is allowed: the rest is refused at once with a delay, and nobody accepted notices."""
+"""What cannot be done is refused at once with a delay: beyond a limit, or too late. Nobody accepted notices."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from deploy.models.catalog import DEFAULT_MODEL, resolve_model
-from tests.chaos.processes import Service, services, wait_health, wait_idle
-from tests.e2e.client import Answer, connect, generate
+from glmserve.engine.v1 import engine_pb2
+from tests.chaos.processes import Service, engine, services, wait_health, wait_idle
+from tests.e2e.client import Answer, connect, generate, request
 
 PLACES = 8
+RUNNING = 4
 BURST = 64
 PROMPT = "Once upon a time"
 
@@ -27,7 +29,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Se
     def directory() -> Path:
         return tmp_path_factory.mktemp("service")
 
-    worker = Service("engine_worker", directory(), *model, "--max-running", "4")
+    worker = Service("engine_worker", directory(), *model, "--max-running", str(RUNNING))
     with services(worker):
         worker.start()
         # 9 of 10 places are open to requests of priority 0.
@@ -75,3 +77,32 @@ async def test_a_burst_is_refused_beyond_the_limit_and_the_accepted_get_their_to
         assert all(delay_ms(error) > 0 for error in refused)
         await wait_idle(worker.address)
         assert (await generate(stub, PROMPT, max_tokens=24, ignore_eos=True)).token_ids == undisturbed.token_ids
+
+
+@pytest.mark.parametrize("waiting", [0, PLACES - RUNNING])
+async def test_what_cannot_meet_its_deadline_is_refused_at_once(pair: tuple[Service, Service], waiting: int) -> None:
+    """Without a queue because its own tokens take too long, with one because the queue alone outlasts the deadline."""
+    worker, router = pair
+    await wait_health(router.address, True)
+    async with connect(router.address) as stub, engine(worker.address) as engine_stub:
+        # A full engine measures its pace.
+        await asyncio.gather(*(generate(stub, PROMPT, max_tokens=64, ignore_eos=True) for _ in range(PLACES)))
+        load = (await engine_stub.GetLoad(engine_pb2.GetLoadRequest())).load
+        place_s = load.tokens_per_request / load.decode_tokens_per_s
+        long = request(PROMPT, max_tokens=3000, ignore_eos=True)
+        running = [stub.Generate(long) for _ in range(RUNNING)]
+        for call in running:
+            await call.read()
+        running += [stub.Generate(long) for _ in range(waiting)]
+        # All but the newest have their place; a queue is before it, or it generates for longer than its deadline.
+        tokens, timeout_s = (1, waiting * place_s) if waiting else (3000, 3000 * place_s / load.tokens_per_request)
+        while (await engine_stub.GetLoad(engine_pb2.GetLoadRequest())).load.waiting_requests < waiting:
+            pass
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in stub.Generate(request(PROMPT, max_tokens=tokens, ignore_eos=True), timeout=timeout_s):
+                raise AssertionError("it was begun")
+        assert delay_ms(caught.value) > 0
+        assert "deadline" in (caught.value.details() or "")
+        for call in running:
+            call.cancel()
+    await wait_idle(worker.address)

@@ -147,3 +147,17 @@ class TestWorkerLink:
             assert not await link._connect_and_serve(channel)
         with pytest.raises(UnavailableError, match="UNAVAILABLE: .*refused"):
             link.submit(submit())
+
+    async def test_counts_what_began_since_the_load_among_the_running(self) -> None:
+        link = WorkerLink("127.0.0.1:1", Channels(None), vocab_size=10, heartbeat_s=1.0, on_change=lambda: None)
+        link._info = engine_pb2.GetInfoResponse(max_running_requests=2)
+        session = link.session = await make_session()
+        session.load = engine_pb2.Load(decode_tokens_per_s=10, tokens_per_request=5)
+        assert (link.open_requests, link.running_requests, link.queue_s) == (0, 0, 0.0)
+        streams = [session.submit(submit()) for _ in range(3)]
+        assert (link.open_requests, link.running_requests, link.queue_s) == (3, 2, 1.0)
+        session._take_load(engine_pb2.Load())
+        assert link.running_requests == 2, "the worker said it before it had them"
+        for stream in streams:
+            session._dispatch(engine_pb2.ServeResponse(finishes=[engine_pb2.Finish(request_id=stream.request_id)]))
+        assert link.running_requests == 0

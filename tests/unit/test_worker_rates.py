@@ -51,12 +51,23 @@ class TestStepRates:
             rates.request(tokens)
         assert rates.pace.tokens_per_request == 50
 
+    def test_the_first_request_weighs_as_one_of_many(self) -> None:
+        rates = StepRates(max_step_tokens=100, max_running=8)
+        for tokens in [4] + [100] * 9:
+            rates.request(tokens)
+        assert rates.pace.tokens_per_request == pytest.approx(90.4)
+        for _ in range(50):
+            rates.request(100)
+        assert rates.pace.tokens_per_request == pytest.approx(100, rel=0.01)
+
 
 def test_the_delay_is_the_estimate_or_what_was_waited_lately() -> None:
     backlog = Backlog(max_requests=10, max_prompt_tokens=1000)
     backlog.add((1, 1), 500, now=0.0)
-    queue_s = backlog.queue_s(Pace(250.0, 100.0, 50.0), free_places=4)
+    pace = Pace(250.0, 100.0, 50.0)
+    queue_s = backlog.queue_s(pace, free_places=4, running_prompt_tokens=0)
     assert queue_s == 2.0
+    assert backlog.queue_s(pace, free_places=4, running_prompt_tokens=250) == 3.0
     assert backlog.retry_after_ms(queue_s) == 2000
     backlog.started((1, 1), now=10.0)
     assert backlog.retry_after_ms(0.0) == 2000, "a fifth of the ten seconds of the only one that waited"
@@ -84,6 +95,28 @@ async def test_a_busy_worker_refuses_what_cannot_meet_its_deadline_but_not_what_
         gate.open()
         for request_id in (3, 4, 6, 7):
             assert (await stream.end_of(request_id)).finish is not None
+
+
+async def test_the_rest_of_a_prompt_that_has_begun_is_before_a_new_one() -> None:
+    async with running_worker(worker_limits(max_running=4)) as worker, worker.stream() as stream:
+        # Steps of 64 rows take half a minute each: that is the pace.
+        worker.loop._clock = lambda: time.monotonic() + 30.0 * worker.engine._collected
+        await stream.send(submit(1, [1] * 200, 1))
+        await stream.end_of(1)
+        gate = Gate(worker, step=len(worker.engine.steps))
+        await stream.send(submit(2, [2] * 250, 1))
+        await asyncio.to_thread(gate.reached.wait)
+        load = await worker.wait_for_load(lambda load: load.running_requests == 1)
+        assert load.waiting_requests == 0
+        assert load.waiting_prompt_tokens == 250 - 2 * 64, "two steps are in flight"
+        await stream.send(submit(3, [3], 1, timeout_ms=50_000), submit(4, [3], 1, timeout_ms=200_000))
+        rejection = (await stream.end_of(3)).rejection
+        assert rejection is not None
+        assert rejection.reason == engine_pb2.REJECTION_REASON_OVERLOADED
+        gate.open()
+        for request_id in (2, 4):
+            assert (await stream.end_of(request_id)).finish is not None
+        await worker.wait_for_load(lambda load: load.waiting_prompt_tokens == 0)
 
 
 async def test_what_was_begun_elsewhere_is_taken_by_a_full_queue() -> None:
