@@ -85,6 +85,7 @@ class Validator:
             sampling=self._sampling(submit.sampling, prompt_len, stop_ids),
             priority=submit.priority,
             arrival=now,
+            age_s=submit.age_ms / 1000,
             deadline=now + submit.timeout_ms / 1000 if submit.HasField("timeout_ms") else None,
             trace_id=submit.trace_id,
         )

@@ -125,7 +125,7 @@ class InferenceService:
             name=info.model_name,
             revision=info.model_revision,
             vocab_size=info.vocab_size,
-            max_context=info.max_context,
+            max_context=self._pool.longest,
             eos_token_ids=info.eos_token_ids,
             worker_version=info.version,
             device=info.device,
@@ -155,9 +155,9 @@ class InferenceService:
         """All that can be refused before the prompt is tokenised; takes a place."""
         check_priority(request.priority)
         scope.hold_ticket(self._admission.enter(identity.current(), request.priority, scope.left_s))
-        info = self._worker_info(request.model)
+        self._worker_info(request.model)
         check_sampling(request.sampling, self._model.vocab_size)
-        return ModelLimits(info.max_context, self._model.vocab_size)
+        return ModelLimits(self._pool.longest, self._model.vocab_size)
 
     async def _prompt_ids(
         self, request: inference_pb2.GenerateRequest, limits: ModelLimits

@@ -91,6 +91,7 @@ class Request:
     sampling: Sampling
     priority: int = 0
     arrival: float = 0.0
+    age_s: float = 0.0  # on arrival: it was on other workers before
     deadline: float | None = None
     trace_id: str = ""
 

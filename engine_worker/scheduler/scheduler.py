@@ -83,7 +83,8 @@ class Scheduler:
         """Queue `request`. Raises InvalidRequestError if it could never run; then nothing is kept of it."""
         self.limits.refuse_impossible(request.prompt_len, request.max_tokens)
         self._arrivals += 1
-        request.rank = (request.arrival - request.priority * self.limits.aging_s, self._arrivals)
+        first_seen = request.arrival - request.age_s
+        request.rank = (first_seen - request.priority * self.limits.aging_s, self._arrivals)
         self._requests[request.key] = request
         self._waiting.add(request)
         if request.deadline is not None:

@@ -82,6 +82,7 @@ class RequestRun:
         self._tokens: list[int] = []
         self._usage: engine_pb2.Usage | None = None
         self._error: ServiceError | None = None
+        self._submitted_at = time.monotonic()
         self._moves = 0
         self._move_until = 0.0
         self._avoid: set[str] = set()
@@ -89,7 +90,7 @@ class RequestRun:
         self._left: set[ServeSession] = set()
         self._aborted = False
         self._released = False
-        link = pool.pick(submit.prompt_token_ids)
+        link = pool.pick(submit.prompt_token_ids, max_tokens=submit.sampling.max_tokens)
         self._info = link.info
         self._place = self._take_place(link)
 
@@ -130,6 +131,7 @@ class RequestRun:
         submit = engine_pb2.Submit()
         submit.CopyFrom(self._submit)
         submit.generated_token_ids.extend(self._tokens)
+        submit.age_ms = min(int((time.monotonic() - self._submitted_at) * 1000), 2**32 - 1)
         timeout_ms = self._timeout_ms()
         if timeout_ms is not None:
             submit.timeout_ms = timeout_ms
@@ -232,6 +234,7 @@ class RequestRun:
         try:
             return self._pool.pick(
                 self._submit.prompt_token_ids,
+                max_tokens=self._submit.sampling.max_tokens,
                 avoid=self._avoid,
                 left=self._left,
                 revision=self._info.model_revision,

@@ -75,6 +75,15 @@ class WorkerLink:
         return self._info
 
     @property
+    def longest(self) -> int:
+        """Tokens of prompt and completion together that it takes, as it last said; 0 if it never did."""
+        info = self._info
+        if info is None:
+            return 0
+        # The last token needs no place in a page. 0 pages: not told.
+        return min(info.max_context, info.total_pages * info.page_size + 1) if info.total_pages else info.max_context
+
+    @property
     def open_requests(self) -> int:
         """Of all routers, as the worker last said, and of this one since."""
         session = self.session

@@ -69,6 +69,11 @@ class WorkerPool:
             raise self._down()
         return links[0].info
 
+    @property
+    def longest(self) -> int:
+        """Tokens of prompt and completion together that the largest worker takes, if it serves just now or not."""
+        return max((link.longest for link in self._links.values() if not link.retired), default=0)
+
     def outlook(self) -> Outlook:
         """Without a worker there is no queue."""
         links = self._open_links()
@@ -87,22 +92,26 @@ class WorkerPool:
         self,
         prompt_ids: Sequence[int],
         *,
+        max_tokens: int = 1,
         avoid: Collection[str] = (),
         left: Collection[ServeSession] = (),
         revision: str | None = None,
     ) -> WorkerLink:
-        """A worker for the prompt; one in `avoid` only if there is no other, and none on a session in `left`.
+        """A worker with room for the prompt and `max_tokens`.
 
-        `revision`: of the model that a request began on; no other may go on with it. Raises UnavailableError: none
-        takes requests now.
+        One in `avoid` only if there is no other, and none on a session in `left`. `revision`: of the model that a
+        request began on; no other may go on with it. Raises UnavailableError: none takes such requests now.
         """
+        length = len(prompt_ids) + max_tokens
         links = [
             link
             for link in self._open_links()
-            if link.session not in left and (revision is None or link.info.model_revision == revision)
+            if link.longest >= length
+            and link.session not in left
+            and (revision is None or link.info.model_revision == revision)
         ]
         if not links:
-            raise self._down()
+            raise self._down(length)
         links = [link for link in links if link.address not in avoid] or links
         if len(links) == 1:
             return links[0]
@@ -163,14 +172,17 @@ class WorkerPool:
         del self._links[link.address]
         self.changed.fire()
 
-    def _down(self) -> UnavailableError:
-        reasons = [f"{address}: {_reason(link)}" for address, link in self._links.items()]
+    def _down(self, length: int = 1) -> UnavailableError:
+        """`length`: of the request that finds no worker."""
+        reasons = [f"{address}: {_reason(link, length)}" for address, link in self._links.items()]
         return UnavailableError(f"no engine worker at {'; '.join(reasons) or ', '.join(self._settings.sources)}")
 
 
-def _reason(link: WorkerLink) -> str:
+def _reason(link: WorkerLink, length: int) -> str:
     if link.retired:
         return "no longer named"
+    if link.serving and link.longest < length:
+        return f"it takes at most {link.longest} tokens, and this request may have {length}"
     if link.serving:
         return f"it fails requests, and is tried again in {link.breaker.reopens_in_s:.1f} s"
     return link.down_reason

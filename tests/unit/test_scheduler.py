@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from engine_worker.errors import InternalError, InvalidRequestError
@@ -115,6 +117,14 @@ def test_waiting_weighs_as_much_as_priority_in_the_end() -> None:
         driver.submit(make_request(number, [1], 1, priority=2, arrival=(number - 1) * aging))
     driver.run()
     assert [plan.chunks[0].request.key[1] for plan in driver.plans] == [2, 1, 3, 4, 5]
+
+
+def test_a_request_that_comes_from_elsewhere_keeps_its_place() -> None:
+    driver = Driver(limits(max_running=1, max_step_tokens=8), depth=1)
+    for number, age_s, arrival in ((1, 0.0, 10.0), (2, 0.0, 11.0), (3, 1.5, 12.0), (4, 5.0, 13.0)):
+        driver.submit(replace(make_request(number, [number], 1, arrival=arrival), age_s=age_s))
+    driver.run()
+    assert [plan.chunks[0].request.key[1] for plan in driver.plans] == [4, 1, 3, 2]
 
 
 def test_the_youngest_of_the_lowest_priority_is_preempted_and_resumes() -> None:

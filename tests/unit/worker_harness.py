@@ -83,7 +83,7 @@ async def running_worker(
     limits = limits or worker_limits()
     engine = ScriptedEngine(limits.num_pages, limits.page_size)
     service = EngineService(
-        engine_pb2.GetInfoResponse(model_name="scripted", vocab_size=VOCAB),
+        engine_pb2.GetInfoResponse(model_name="scripted", vocab_size=VOCAB, max_context=limits.max_context),
         Validator(VOCAB, (EOS,), limits),
         Admission(max_waiting, max_waiting_tokens, per_stream),
         WorkerTelemetry(telemetry),
