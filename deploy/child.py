@@ -19,7 +19,8 @@ _LOG_FIELDS = ("timestamp", "level", "service", "event")
 class Child:
     """`python -m MODULE ARGS`, in a session of its own: a Ctrl-C at the terminal is for the launcher to pass on.
 
-    With `echo` its stderr also goes to ours.
+    Its stdin is a pipe that nothing is written to: it ends when we do, even by SIGKILL. With `echo` its stderr also
+    goes to ours.
     """
 
     def __init__(self, name: str, module: str, args: Sequence[str], echo: bool = False) -> None:
@@ -28,7 +29,7 @@ class Child:
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, *args],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             start_new_session=True,
@@ -58,11 +59,17 @@ class Child:
             self._process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
-        self._reader.join(STOP_SECONDS)
+        self._close()
 
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        self._reader.join(STOP_SECONDS)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
 
     def _drain(self) -> None:
         assert self._process.stderr is not None

@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from deploy.child import Child
 from deploy.errors import ServiceError
+from glmserve.engine.v1 import engine_pb2, engine_pb2_grpc
 
 ANY_PORT = "127.0.0.1:0"
 _START_POLL_SECONDS = 0.02
@@ -53,10 +54,10 @@ class LocalCluster:
         names = ["worker"] if options.workers == 1 else [f"worker {number + 1}" for number in range(options.workers)]
         for name in names:
             report(f"starting the {name}")
-            self.workers.append(self._launch(name, "engine_worker", ANY_PORT, options.worker_args))
+            self.workers.append(self._launch(name, "engine_worker", ANY_PORT, options.worker_args, report))
         report("starting the router")
         router_args = ("--worker", ",".join(self.workers), *options.router_args)
-        self.router = self._launch("router", "router", options.listen, router_args)
+        self.router = self._launch("router", "router", options.listen, router_args, report)
 
     @property
     def router_pid(self) -> int:
@@ -84,30 +85,37 @@ class LocalCluster:
                 child.kill()
             raise
 
-    def _launch(self, name: str, module: str, listen: str, args: Sequence[str]) -> str:
+    def _launch(self, name: str, module: str, listen: str, args: Sequence[str], report: Callable[[str], None]) -> str:
         """Start a service, wait for it, and return the address that it reports in its ready file.
 
         It is waited for until it is healthy, or, if only a client with certificates may ask for that, until it listens.
         """
         ready = self._directory / f"{name}.json"
-        flags = ["--model", str(self._options.model), "--listen", listen, "--ready-file", str(ready), *args]
+        flags = ["--model", str(self._options.model), "--listen", listen, "--ready-file", str(ready)]
+        # Stopped even if we are killed, and so cannot.
+        flags += ["--stop-with-stdin", *args]
         self._children.append(Child(name, module, flags, self._options.echo))
         while not ready.exists():
             self._wait_a_little(name)
         found = json.loads(ready.read_text())
         address: str = found["address"]
         if not found["tls"]:
-            self._wait_healthy(name, address)
+            self._wait_healthy(name, address, report)
         return address
 
-    def _wait_healthy(self, name: str, address: str) -> None:
+    def _wait_healthy(self, name: str, address: str, report: Callable[[str], None]) -> None:
         serving = health_pb2.HealthCheckResponse.SERVING
         with grpc.insecure_channel(address) as channel:
             health: Any = health_pb2_grpc.HealthStub(channel)
+            told = None
             while True:
                 with contextlib.suppress(grpc.RpcError):
                     if health.Check(health_pb2.HealthCheckRequest(), timeout=5).status == serving:
                         return
+                state = _state(channel)
+                if state not in (told, None):
+                    report(f"{name}: {state}")
+                told = state
                 self._wait_a_little(name)
 
     def _wait_a_little(self, name: str) -> None:
@@ -115,6 +123,16 @@ class LocalCluster:
         if time.monotonic() > self._deadline:
             raise ServiceError(f"the {name} was not ready within {self._options.start_seconds:g} s")
         time.sleep(_START_POLL_SECONDS)
+
+
+def _state(channel: grpc.Channel) -> str | None:
+    """What a worker says of itself while it is not ready; None of a router, which has nothing to say."""
+    try:
+        engine_pb2_grpc.EngineServiceStub(channel).GetLoad(engine_pb2.GetLoadRequest(), timeout=5)
+    except grpc.RpcError as error:
+        assert isinstance(error, grpc.Call)
+        return str(error.details()) if error.code() is grpc.StatusCode.UNAVAILABLE else None
+    return "warming up"
 
 
 @contextlib.contextmanager

@@ -32,7 +32,9 @@ class WorkerConfig(ListenSettings, TelemetrySettings):
 
     model: Path = Field(description="Directory of the checkpoint.")
     listen: str = Field("127.0.0.1:50061", pattern=r"^.+:\d{1,5}$", description="HOST:PORT; port 0 takes any free one.")
-    ready_file: Path | None = Field(None, description="Written with address and pid once requests are answered.")
+    ready_file: Path | None = Field(
+        None, description="Written with the bound address and the process id once it is listening."
+    )
     log_level: LogLevel = Field("info", description="debug, info, warning or error.")
     device: DeviceSetting = Field("auto", description="cpu, cuda, or auto: cuda if a GPU answers.")
     gpu: int = Field(0, ge=0, description="Index of the GPU, with cuda.")

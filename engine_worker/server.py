@@ -1,4 +1,4 @@
-"""The worker process: load, warm up, serve, drain.
+"""The worker process: listen, load, warm up, serve, drain.
 
 Exit codes: 0 after a stop was asked for, 1 if the engine failed or is stuck, 2 if the worker cannot be set up as
 configured.
@@ -9,23 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from importlib.metadata import version
 
 import grpc
 import structlog
 import uvloop
 
-from engine_worker.config import Sizes, WorkerConfig, plan_sizes, scheduler_limits
-from engine_worker.device import choose_device
+from engine_worker.config import WorkerConfig, scheduler_limits
 from engine_worker.errors import EngineFailedError, WorkerError
-from engine_worker.models import Model, build_model
-from engine_worker.plan.dump import dump
-from engine_worker.runtime.abi import MAX_IN_FLIGHT, PAGE_SIZE, Engine, kernel_table_path
+from engine_worker.loading import Loaded, LoadingGate, load
+from engine_worker.runtime.abi import MAX_IN_FLIGHT, PAGE_SIZE
 from engine_worker.runtime.loop import EngineLoop
-from engine_worker.runtime.records import EngineInfo, EngineOptions
 from engine_worker.runtime.step import StepPacker
 from engine_worker.scheduler.scheduler import Scheduler
 from engine_worker.service import SERVICE_NAME, Admission, EngineService
@@ -34,7 +31,14 @@ from engine_worker.validation import Validator
 from engine_worker.watchdog import wait_until_stuck
 from glmserve.engine.v1 import engine_pb2, engine_pb2_grpc
 from glmserve.service import logs
-from glmserve.service.grpc_server import GrpcServer, ServerSecurity, start_server, wait_for_stop, write_ready_file
+from glmserve.service.grpc_server import (
+    GrpcServer,
+    ServerSecurity,
+    start_server,
+    stop_with_stdin,
+    wait_for_stop,
+    write_ready_file,
+)
 from glmserve.service.settings import SettingsError
 from glmserve.service.telemetry import Telemetry, running_telemetry
 
@@ -73,66 +77,56 @@ def _report(error: Exception, code: int) -> int:
 
 async def _run(config: WorkerConfig) -> None:
     security = ServerSecurity(config.credentials(), reflection=config.reflects)
-    device = choose_device(config.device, config.gpu)
-    log.info("device", kernels=device.table, reason=device.reason)
-    model = build_model(config.model, config.kv_dtype)
-    sizes = plan_sizes(
-        config, model.config.max_position_embeddings, model.mixed.kv, device_memory=device.table == "cuda"
-    )
-    log.info(
-        "loading",
-        model=str(config.model),
-        revision=model.revision,
-        max_context=sizes.max_context,
-        kv_pages=sizes.num_pages,
-    )
-    with (
-        running_telemetry("worker", config) as telemetry,
-        Engine.create(engine_options(config, model, sizes, device.table)) as engine,
-    ):
-        info = engine.info()
-        sizes = replace(sizes, num_pages=info.num_pages)
-        log.info(
-            "loaded",
-            kernels=info.kernels,
-            device=info.device,
-            kv_pages=info.num_pages,
-            kv_bytes=info.kv_bytes,
-            scratch_bytes=info.scratch_bytes,
-        )
-        service = _make_service(config, model, sizes, info, telemetry)
-        loop = _make_loop(config, sizes, engine, service)
-        async with (
-            _grpc_server(config, service, security) as server,
-            _watched(server, loop, config.step_timeout_seconds),
-            _running(loop),
-        ):
-            await _warm_up(service)
-            await server.set_serving(True)
+    _stop_at_once_on_signals()
+    if config.stop_with_stdin:
+        stop_with_stdin()
+    gate = LoadingGate()
+    with running_telemetry("worker", config) as telemetry:
+        async with _grpc_server(config, gate, security) as server:
             if config.ready_file:
                 write_ready_file(config.ready_file, server.address, tls=config.tls)
-            log.info("serving", address=server.address, metrics=telemetry.metrics_address)
-            await wait_for_stop(service.wait_for_failure())
-            log.info("draining", limit_s=config.drain_seconds)
-            await server.set_serving(False)
-            await service.drain(config.drain_seconds)
+            log.info("listening", address=server.address, metrics=telemetry.metrics_address)
+            loaded = await asyncio.to_thread(load, config, gate.tell)
+            with loaded.engine:
+                await _serve(config, loaded, server, gate, telemetry)
+
+
+def _stop_at_once_on_signals() -> None:
+    """Until we serve: loading cannot be interrupted, and there is nothing to hand over or give back."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, os._exit, 0)
+
+
+async def _serve(
+    config: WorkerConfig, loaded: Loaded, server: GrpcServer, gate: LoadingGate, telemetry: Telemetry
+) -> None:
+    """From the warm-up to the end of the drain."""
+    service = _make_service(config, loaded, telemetry)
+    loop = _make_loop(config, loaded, service)
+    gate.open(service)
+    async with _watched(server, loop, config.step_timeout_seconds), _running(loop):
+        await _warm_up(service)
+        await server.set_serving(True)
+        log.info("serving", address=server.address)
+        await wait_for_stop(service.wait_for_failure())
+        log.info("draining", limit_s=config.drain_seconds)
+        await server.set_serving(False)
+        await service.drain(config.drain_seconds)
 
 
 @contextlib.asynccontextmanager
-async def _grpc_server(
-    config: WorkerConfig, service: EngineService, security: ServerSecurity
-) -> AsyncIterator[GrpcServer]:
+async def _grpc_server(config: WorkerConfig, gate: LoadingGate, security: ServerSecurity) -> AsyncIterator[GrpcServer]:
     """The gRPC server, NOT_SERVING at first; at the end streams get their last responses."""
 
     def register(server: grpc.aio.Server) -> None:
-        engine_pb2_grpc.add_EngineServiceServicer_to_server(service, server)
+        engine_pb2_grpc.add_EngineServiceServicer_to_server(gate, server)
 
     server = await start_server(register, [SERVICE_NAME], config.listen, _MAX_MESSAGE_BYTES, security)
     try:
         yield server
     finally:
         await server.set_serving(False)
-        service.finish_streams()
+        gate.finish_streams()
         await server.server.stop(_FLUSH_SECONDS)
 
 
@@ -175,35 +169,16 @@ async def _warm_up(service: EngineService) -> None:
         raise EngineFailedError(f"warm-up generation ended with {engine_pb2.FinishReason.Name(finish.reason)}")
 
 
-def engine_options(config: WorkerConfig, model: Model, sizes: Sizes, table: str = "cpu") -> EngineOptions:
-    return EngineOptions(
-        kernels_path=kernel_table_path(table),
-        device_ordinal=config.gpu if table == "cuda" else 0,
-        mixed_plan=dump(model.mixed),
-        decode_plan=dump(model.decode),
-        tensors=model.tensors,
-        max_rows=config.step_tokens,
-        max_samples=config.max_running,
-        max_slots=config.max_running,
-        max_context=sizes.max_context,
-        num_pages=sizes.num_pages,
-        fit_pages=sizes.fit_pages,
-        num_threads=config.threads,
-        progress=lambda done, total: log.info("loading_weights", done_bytes=done, total_bytes=total),
-    )
-
-
-def _make_loop(config: WorkerConfig, sizes: Sizes, engine: Engine, service: EngineService) -> EngineLoop:
-    scheduler = Scheduler(scheduler_limits(config, sizes))
-    packer = StepPacker(config.step_tokens, config.max_running, sizes.max_context // PAGE_SIZE)
-    loop = EngineLoop(engine, scheduler, packer, service.deliver, max_in_flight=MAX_IN_FLIGHT)
+def _make_loop(config: WorkerConfig, loaded: Loaded, service: EngineService) -> EngineLoop:
+    scheduler = Scheduler(scheduler_limits(config, loaded.sizes))
+    packer = StepPacker(config.step_tokens, config.max_running, loaded.sizes.max_context // PAGE_SIZE)
+    loop = EngineLoop(loaded.engine, scheduler, packer, service.deliver, max_in_flight=MAX_IN_FLIGHT)
     service.attach(loop)
     return loop
 
 
-def _make_service(
-    config: WorkerConfig, model: Model, sizes: Sizes, info: EngineInfo, telemetry: Telemetry
-) -> EngineService:
+def _make_service(config: WorkerConfig, loaded: Loaded, telemetry: Telemetry) -> EngineService:
+    model, sizes, info = loaded.model, loaded.sizes, loaded.info
     message = engine_pb2.GetInfoResponse(
         model_name=config.model.name,
         model_revision=model.revision,

@@ -11,7 +11,14 @@ import structlog
 import uvloop
 
 from glmserve.service import logs
-from glmserve.service.grpc_server import GrpcServer, ServerSecurity, start_server, wait_for_stop, write_ready_file
+from glmserve.service.grpc_server import (
+    GrpcServer,
+    ServerSecurity,
+    start_server,
+    stop_with_stdin,
+    wait_for_stop,
+    write_ready_file,
+)
 from glmserve.service.reload import Reloaded
 from glmserve.service.settings import SettingsError
 from glmserve.service.telemetry import Telemetry, running_telemetry
@@ -39,6 +46,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         config = RouterConfig.load(argv, prog="glm router")
         logs.configure("router", config.log_level)
+        if config.stop_with_stdin:
+            stop_with_stdin()
         model = TextModel.load(config.model)
         uvloop.run(serve(config, model))
     except (SettingsError, CheckpointError, OSError) as error:

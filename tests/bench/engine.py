@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine_worker.config import WorkerConfig, plan_sizes, scheduler_limits
+from engine_worker.loading import engine_options
 from engine_worker.models import Model, build_model
 from engine_worker.runtime.abi import MAX_IN_FLIGHT, PAGE_SIZE, Engine
 from engine_worker.runtime.loop import EngineLoop, LoopOutputs
@@ -18,7 +19,6 @@ from engine_worker.runtime.records import EngineInfo, Int32Array, Sampling, Step
 from engine_worker.runtime.step import StepPacker
 from engine_worker.scheduler.request import Request
 from engine_worker.scheduler.scheduler import Scheduler
-from engine_worker.server import engine_options
 
 
 class TimedEngine:

@@ -37,7 +37,7 @@ class Service:
         return self._process
 
     def start(self) -> None:
-        """Return once it has written its ready file: a worker then answers requests, a router listens."""
+        """Return once it listens, which is when it writes its ready file."""
         self._ready.unlink(missing_ok=True)
         command = [sys.executable, "-m", self.module, "--listen", self.address, "--ready-file", str(self._ready)]
         with self._log.open("ab") as log:

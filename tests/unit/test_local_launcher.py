@@ -39,6 +39,19 @@ signal.sigwait({signal.SIGTERM})
 with open("stopped", "a") as log:
     log.write("NAME\\n")
 """
+# Asked for its load, it says once each how far it is, and then serves.
+LOADING = """
+states = ["it loads, 10 % done", "it loads, 10 % done", "it loads, 20 % done"]
+servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+def get_load(request, context):
+    state = states.pop(0)
+    if not states:
+        servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+    context.abort(grpc.StatusCode.UNAVAILABLE, state)
+handlers = {"GetLoad": grpc.unary_unary_rpc_method_handler(get_load)}
+server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("glmserve.engine.v1.EngineService", handlers),))
+server.start()
+"""
 BLOCK_TERM = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"
 REFUSING = "import sys; sys.exit('glm router: listen: no such address')"
 
@@ -83,6 +96,15 @@ def test_several_workers_are_all_named_to_the_router(programs: Path) -> None:
     assert router[-2:] == ["--worker", ",".join(cluster.workers)]
     assert told == ["starting the worker 1", "starting the worker 2", "starting the worker 3", "starting the router"]
     assert (programs / "stopped").read_text().splitlines() == ["router", *["engine_worker"] * 3]
+
+
+def test_how_far_a_worker_is_with_loading_is_told(programs: Path) -> None:
+    worker = programs / "engine_worker.py"
+    worker.write_text(worker.read_text().replace("server.start()\n", LOADING))
+    told: list[str] = []
+    with local_cluster(LocalOptions(Path("/model")), told.append):
+        loading = ["worker: it loads, 10 % done", "worker: it loads, 20 % done"]
+        assert told == ["starting the worker", *loading, "starting the router"]
 
 
 def test_a_router_that_asks_for_tls_is_not_asked_for_its_health(programs: Path) -> None:

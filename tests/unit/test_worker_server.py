@@ -18,13 +18,15 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from engine_worker import server
+from engine_worker import loading, server
 from engine_worker.config import WorkerConfig
 from engine_worker.errors import DeviceError, EngineFailedError
 from engine_worker.plan.record import KvCache
 from engine_worker.runtime.records import EngineInfo, EngineOptions
 from engine_worker.service import SERVICE_NAME
 from glmserve.engine.v1 import engine_pb2, engine_pb2_grpc
+from glmserve.service.grpc_server import LIVENESS
+from tests.unit.router_harness import wait_health
 from tests.unit.scripted_engine import VOCAB, ScriptedEngine
 from tests.unit.worker_harness import EOS, Stream, submit
 
@@ -78,9 +80,9 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[NativeLikeEngine]:
     plan = SimpleNamespace(kv=KvCache(layers=1, kv_heads=1, head_dim=8, dtype="bf16"))
     config = SimpleNamespace(max_position_embeddings=512, eos_token_ids=(EOS,))
     model = SimpleNamespace(config=config, mixed=plan, decode=plan, tensors=(), revision="abc")
-    monkeypatch.setattr(server, "build_model", lambda directory, kv_dtype: model)
-    monkeypatch.setattr(server, "dump", lambda plan: "")
-    monkeypatch.setattr(server, "Engine", SimpleNamespace(create=create))
+    monkeypatch.setattr(loading, "build_model", lambda directory, kv_dtype: model)
+    monkeypatch.setattr(loading, "dump", lambda plan: "")
+    monkeypatch.setattr(loading, "Engine", SimpleNamespace(create=create))
     return made
 
 
@@ -95,6 +97,17 @@ def worker_config(tmp_path: Path, **values: Any) -> WorkerConfig:
 
 @contextlib.asynccontextmanager
 async def serving(config: WorkerConfig) -> AsyncIterator[tuple[asyncio.Task[None], grpc.aio.Channel]]:
+    """The worker as a task, from the moment it serves."""
+    async with listening(config) as (task, channel):
+        await wait_health(channel, True, SERVICE_NAME)
+        yield task, channel
+        if not task.done():
+            os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait([task])
+
+
+@contextlib.asynccontextmanager
+async def listening(config: WorkerConfig) -> AsyncIterator[tuple[asyncio.Task[None], grpc.aio.Channel]]:
     """The worker as a task, from the moment its ready file is there."""
     task = asyncio.create_task(server._run(config))
     assert config.ready_file is not None
@@ -105,14 +118,11 @@ async def serving(config: WorkerConfig) -> AsyncIterator[tuple[asyncio.Task[None
     assert ready["pid"] == os.getpid()
     async with grpc.aio.insecure_channel(ready["address"]) as channel:
         yield task, channel
-        if not task.done():
-            os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait([task])
 
 
-async def health(channel: grpc.aio.Channel) -> int:
+async def health(channel: grpc.aio.Channel, name: str = SERVICE_NAME) -> int:
     stub: Any = health_pb2_grpc.HealthStub(channel)
-    status: int = (await stub.Check(health_pb2.HealthCheckRequest(service=SERVICE_NAME))).status
+    status: int = (await stub.Check(health_pb2.HealthCheckRequest(service=name))).status
     return status
 
 
@@ -146,6 +156,60 @@ async def test_serves_after_a_real_warm_up_and_stops_on_a_signal(
     assert task.exception() is None
     assert engines[0].closed
     assert engines[0].uncollected == 0
+
+
+@pytest.fixture
+def weights(engines: list[NativeLikeEngine], monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Loading stops at two fifths of the weights until this is set."""
+    create, loaded = vars(loading)["Engine"].create, threading.Event()
+
+    def slowly(options: EngineOptions) -> Any:
+        assert options.progress is not None
+        options.progress(49, 100)
+        _wait(loaded)
+        return create(options)
+
+    monkeypatch.setattr(loading, "Engine", SimpleNamespace(create=slowly))
+    return loaded
+
+
+async def test_while_it_loads_it_is_alive_and_not_ready_and_says_how_far_it_is(
+    weights: threading.Event, tmp_path: Path
+) -> None:
+    async with listening(worker_config(tmp_path)) as (task, channel):
+        stub = engine_pb2_grpc.EngineServiceStub(channel)
+        told: set[str | None] = set()
+        while "it loads the weights, 40 % done" not in told:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.GetLoad(engine_pb2.GetLoadRequest())
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            told.add(caught.value.details())
+        assert (await health(channel), await health(channel, "")) == (NOT_SERVING, NOT_SERVING)
+        assert await health(channel, LIVENESS) == SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.GetInfo(engine_pb2.GetInfoRequest())
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert await stub.Serve().code() is grpc.StatusCode.UNAVAILABLE
+        weights.set()
+        await wait_health(channel, True, SERVICE_NAME)
+        assert (await stub.GetInfo(engine_pb2.GetInfoRequest())).vocab_size == VOCAB
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait([task])
+    assert task.exception() is None
+
+
+async def test_a_stop_while_it_loads_is_at_once(
+    weights: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    monkeypatch.setattr(os, "_exit", left.set_result)
+    async with listening(worker_config(tmp_path)) as (task, channel):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await left == 0
+        weights.set()
+        await wait_health(channel, True, SERVICE_NAME)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait([task])
 
 
 async def test_sigterm_finishes_what_runs_and_refuses_what_comes(

@@ -8,6 +8,7 @@ import json
 import os
 import resource
 import signal
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,6 +130,17 @@ def write_ready_file(path: Path, address: str, *, tls: bool = False) -> None:
     partial = path.with_name(f"{path.name}.{os.getpid()}")
     partial.write_text(json.dumps({"address": address, "pid": os.getpid(), "tls": tls}), encoding="utf-8")
     partial.replace(path)
+
+
+def stop_with_stdin() -> None:
+    """Send this process SIGTERM when its standard input ends. Reads it on a thread of its own, from now on."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="stdin-watch", daemon=True).start()
 
 
 async def wait_for_stop(failure: Awaitable[None] | None = None) -> None:

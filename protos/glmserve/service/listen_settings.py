@@ -25,6 +25,9 @@ class ListenSettings(ServiceSettings):
         None, description="CA certificates, PEM: every client must show a certificate that one of them signed."
     )
     insecure: bool = Field(False, description="Allow plain text and unknown callers beyond loopback.")
+    stop_with_stdin: bool = Field(
+        False, description="Stop, as at SIGTERM, when standard input ends: a launcher's pipe ends however it dies."
+    )
     reflection: bool | None = Field(
         None, description="Answer gRPC reflection; unset: only when listening on loopback alone."
     )

@@ -1,0 +1,122 @@
+"""From settings to an engine that can step, while the port already tells how far that is."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+
+import structlog
+
+from engine_worker.config import Sizes, WorkerConfig, plan_sizes
+from engine_worker.device import choose_device
+from engine_worker.models import Model, build_model
+from engine_worker.plan.dump import dump
+from engine_worker.runtime.abi import Engine, kernel_table_path
+from engine_worker.runtime.records import EngineInfo, EngineOptions
+from engine_worker.service import Context, EngineService, ServeContext
+from glmserve.engine.v1 import engine_pb2, engine_pb2_grpc
+from glmserve.service.status import UnavailableError
+
+log = structlog.get_logger()
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """`engine` is the caller's to close."""
+
+    model: Model
+    sizes: Sizes
+    engine: Engine
+    info: EngineInfo
+
+
+def load(config: WorkerConfig, progress: Progress) -> Loaded:
+    """Takes as long as the weights take: not for an event loop. `progress(done, total)` counts their bytes.
+
+    Raises WorkerError: settings, checkpoint, build or machine do not allow it.
+    """
+    device = choose_device(config.device, config.gpu)
+    log.info("device", kernels=device.table, reason=device.reason)
+    model = build_model(config.model, config.kv_dtype)
+    sizes = plan_sizes(
+        config, model.config.max_position_embeddings, model.mixed.kv, device_memory=device.table == "cuda"
+    )
+    log.info(
+        "loading",
+        model=str(config.model),
+        revision=model.revision,
+        max_context=sizes.max_context,
+        kv_pages=sizes.num_pages,
+    )
+    engine = Engine.create(engine_options(config, model, sizes, device.table, progress))
+    info = engine.info()
+    log.info(
+        "loaded",
+        kernels=info.kernels,
+        device=info.device,
+        kv_pages=info.num_pages,
+        kv_bytes=info.kv_bytes,
+        scratch_bytes=info.scratch_bytes,
+    )
+    return Loaded(model, replace(sizes, num_pages=info.num_pages), engine, info)
+
+
+def engine_options(
+    config: WorkerConfig, model: Model, sizes: Sizes, table: str = "cpu", progress: Progress | None = None
+) -> EngineOptions:
+    return EngineOptions(
+        kernels_path=kernel_table_path(table),
+        device_ordinal=config.gpu if table == "cuda" else 0,
+        mixed_plan=dump(model.mixed),
+        decode_plan=dump(model.decode),
+        tensors=model.tensors,
+        max_rows=config.step_tokens,
+        max_samples=config.max_running,
+        max_slots=config.max_running,
+        max_context=sizes.max_context,
+        num_pages=sizes.num_pages,
+        fit_pages=sizes.fit_pages,
+        num_threads=config.threads,
+        progress=progress,
+    )
+
+
+class LoadingGate(engine_pb2_grpc.EngineServiceServicer):
+    """Stands for the service on its port. Until `open` each RPC is UNAVAILABLE, with how far loading is."""
+
+    def __init__(self) -> None:
+        self._service: EngineService | None = None
+        self._state = "reads the checkpoint"
+
+    def tell(self, done: int, total: int) -> None:
+        """Bytes of weights that are loaded. From any thread."""
+        log.info("loading_weights", done_bytes=done, total_bytes=total)
+        # In tens: each change is a line in the log of every router that waits.
+        self._state = f"loads the weights, {10 * (10 * done // max(total, 1))} % done"
+
+    def open(self, service: EngineService) -> None:
+        """Pass everything on to `service` from now on."""
+        self._service = service
+
+    def finish_streams(self) -> None:
+        """See EngineService; before `open` there are none."""
+        if self._service is not None:
+            self._service.finish_streams()
+
+    def Serve(
+        self, request_iterator: AsyncIterator[engine_pb2.ServeRequest], context: ServeContext
+    ) -> AsyncIterator[engine_pb2.ServeResponse]:
+        return self._opened().Serve(request_iterator, context)
+
+    async def GetInfo(self, request: engine_pb2.GetInfoRequest, context: Context) -> engine_pb2.GetInfoResponse:
+        return await self._opened().GetInfo(request, context)
+
+    async def GetLoad(self, request: engine_pb2.GetLoadRequest, context: Context) -> engine_pb2.GetLoadResponse:
+        return await self._opened().GetLoad(request, context)
+
+    def _opened(self) -> EngineService:
+        if self._service is None:
+            raise UnavailableError(f"it {self._state}")
+        return self._service
