@@ -9,38 +9,56 @@ from typing import Literal, get_args
 
 from engine_worker.errors import ConfigError
 from engine_worker.models.config import ModelConfig, read_model_config
-from engine_worker.models.glm4_moe import declare_weights, record_step
+from engine_worker.models.glm4_moe import Weights, declare_weights, record_step
+from engine_worker.models.layout import ONE_RANK, Layout, Parallelism
 from engine_worker.plan.record import KvDtype, Plan
 from engine_worker.runtime.records import TensorSource
 from engine_worker.weights.manifest import Manifest
 from engine_worker.weights.records import WeightFormat
 from engine_worker.weights.safetensors_index import read_checkpoint
 
-__all__ = ["KvDtypeSetting", "Model", "ModelConfig", "build_model"]
+__all__ = ["KvDtypeSetting", "Model", "ModelConfig", "Parallelism", "RankPlans", "build_model"]
 
 KvDtypeSetting = Literal["auto", KvDtype]  # auto: the activations' dtype
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """`tensors` are those that the plans name; `revision` tells one checkpoint from another."""
-
-    config: ModelConfig
+class RankPlans:
+    layout: Layout
     mixed: Plan
     decode: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """`tensors` are those that any rank's plans name; `revision` tells one checkpoint from another."""
+
+    config: ModelConfig
+    ranks: tuple[RankPlans, ...]
     tensors: tuple[TensorSource, ...]
     revision: str
 
+    @property
+    def mixed(self) -> Plan:
+        """Of the first rank."""
+        return self.ranks[0].mixed
 
-def build_model(directory: Path, kv_dtype: KvDtypeSetting = "auto") -> Model:
-    """Read config, index and shard headers of `directory` and record its plans; no weight is read.
+    @property
+    def decode(self) -> Plan:
+        return self.ranks[0].decode
+
+
+def build_model(directory: Path, kv_dtype: KvDtypeSetting = "auto", parallelism: Parallelism = ONE_RANK) -> Model:
+    """Read config, index and shard headers of `directory` and record each rank's plans; no weight is read.
 
     `revision` is the SHA-256 of config.json, the index and the shards' headers. Raises CheckpointError (broken or
-    incomplete checkpoint), UnsupportedError (a model or format that is not implemented), ConfigError (`kv_dtype`).
+    incomplete checkpoint), UnsupportedError (a model or format that is not implemented), ConfigError (`kv_dtype` or
+    `parallelism`).
     """
     if kv_dtype not in ("auto", *get_args(KvDtype)):
         raise ConfigError(f"kv_dtype: {kv_dtype!r}, expected auto, {', '.join(get_args(KvDtype))}")
     config, config_bytes = read_model_config(directory)
+    layouts = parallelism.layouts(config)
     checkpoint = read_checkpoint(directory)
     formats = {"channel": WeightFormat.FP8_CHANNEL, "block": WeightFormat.FP8_BLOCK}
     manifest = Manifest(checkpoint, formats[config.quantization] if config.quantization else None)
@@ -49,8 +67,13 @@ def build_model(directory: Path, kv_dtype: KvDtypeSetting = "auto") -> Model:
     cache_dtype: KvDtype = config.activation_dtype if kv_dtype == "auto" else kv_dtype
     return Model(
         config=config,
-        mixed=record_step("mixed", config, weights, cache_dtype),
-        decode=record_step("decode", config, weights, cache_dtype),
+        ranks=tuple(record_rank(config, weights, cache_dtype, layout) for layout in layouts),
         tensors=tensors,
         revision=hashlib.sha256(config_bytes + checkpoint.digest.encode()).hexdigest(),
     )
+
+
+def record_rank(config: ModelConfig, weights: Weights, kv_dtype: KvDtype, layout: Layout) -> RankPlans:
+    """`weights` are the whole model's."""
+    mixed = record_step("mixed", config, weights, kv_dtype, layout)
+    return RankPlans(layout, mixed, record_step("decode", config, weights, kv_dtype, layout))

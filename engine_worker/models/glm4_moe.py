@@ -2,19 +2,21 @@
 
     x += attention(norm(x)); x += mlp(norm(x))      in each layer; then norm and head
 
-The residual stream stays in `resid`; a block's output waits in `delta` and is added by the next norm.
+The residual stream stays in `resid`; a block's output waits in `delta` and is added by the next norm. With several
+ranks a block's output is a partial sum on each, until it is added up over the ranks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine_worker.models.config import ModelConfig
+from engine_worker.models.layout import WHOLE, Layout, check_layout
 from engine_worker.models.ops import Activation, Recorder
 from engine_worker.models.scratch import MlpScratch, Scratch
 from engine_worker.plan.record import Buffer, KvCache, KvDtype, Plan, PlanName
 from engine_worker.weights.manifest import Manifest
-from engine_worker.weights.records import Experts, Matrix, Vector
+from engine_worker.weights.records import Experts, Matrix, Span, Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,25 +116,74 @@ def _declare_moe(m: Manifest, c: ModelConfig, name: str, at: str) -> MoeWeights:
     )
 
 
-def record_step(name: PlanName, c: ModelConfig, w: Weights, kv_dtype: KvDtype) -> Plan:
-    """The calls of one step. `mixed` samples S of T rows; `decode` samples each of its rows."""
-    kv = KvCache(c.num_hidden_layers, c.num_key_value_heads, c.head_dim, kv_dtype)
-    p = Recorder(name, c.activation_dtype, c.vocab_size, kv, {"model": "glm4_moe", "tp": 1, "rank": 0})
-    s = Scratch.for_model(c)
+def shard(w: Weights, c: ModelConfig, layout: Layout) -> Weights:
+    """What the layout's rank holds of the whole model's weights."""
+    vocab = layout.vocab(c)
+    return replace(
+        w, layers=tuple(_shard_layer(layer, c, layout) for layer in w.layers), head=w.head.take_rows([vocab])
+    )
+
+
+def _shard_layer(w: LayerWeights, c: ModelConfig, layout: Layout) -> LayerWeights:
+    """Column-parallel in, row-parallel out: what lies between needs nothing of other ranks."""
+    q = _columns(layout.heads(c), c)
+    kv = _columns(layout.kv_heads(c), c)
+    if isinstance(w.mlp, MlpWeights):
+        mlp: MlpWeights | MoeWeights = _shard_mlp(w.mlp, layout.width(c.intermediate_size))
+    else:
+        mlp = _shard_moe(w.mlp, c, layout)
+    return replace(w, qkv=w.qkv.take_rows([q, kv, kv]), o=w.o.take_cols(q), mlp=mlp)
+
+
+def _columns(heads: Span, c: ModelConfig) -> Span:
+    return heads[0] * c.head_dim, heads[1] * c.head_dim
+
+
+def _shard_mlp(w: MlpWeights, width: Span) -> MlpWeights:
+    return MlpWeights(gate_up=w.gate_up.take_rows([width, width]), down=w.down.take_cols(width))
+
+
+def _shard_moe(w: MoeWeights, c: ModelConfig, layout: Layout) -> MoeWeights:
+    experts, width = layout.experts(c), layout.expert_width(c)
+    shared_width = layout.width(c.n_shared_experts * c.moe_intermediate_size)
+    return replace(
+        w,
+        gate=w.gate.take(experts).take_rows(width),
+        up=w.up.take(experts).take_rows(width),
+        down=w.down.take(experts).take_cols(width),
+        shared=_shard_mlp(w.shared, shared_width) if w.shared else None,
+    )
+
+
+def record_step(name: PlanName, c: ModelConfig, w: Weights, kv_dtype: KvDtype, layout: Layout = WHOLE) -> Plan:
+    """The calls of one step on the layout's rank; `w` are the whole model's weights.
+
+    `mixed` samples S of T rows; `decode` samples each of its rows. Raises ConfigError if the layout does not suit the
+    model.
+    """
+    check_layout(layout, c)
+    w = shard(w, c, layout)
+    first_kv, end_kv = layout.kv_heads(c)
+    kv = KvCache(c.num_hidden_layers, end_kv - first_kv, c.head_dim, kv_dtype)
+    p = Recorder(name, c.activation_dtype, c.vocab_size, kv, {"model": "glm4_moe", **layout.meta})
+    s = Scratch.for_rank(c, layout)
     p.embed("embed", w.embed, out=s.resid)
     delta = None
     for i, layer in enumerate(w.layers):
         with p.scope(f"layers.{i}"):
-            attention(p, c, s, layer, i=i, delta=delta)
-            mlp(p, c, s, layer)
+            attention(p, c, s, layer, layout, i=i, delta=delta)
+            mlp(p, c, s, layer, layout)
         delta = s.delta
-    head(p, c, s, w)
+    head(p, c, s, w, layout)
     return p.plan()
 
 
-def attention(p: Recorder, c: ModelConfig, s: Scratch, w: LayerWeights, *, i: int, delta: Buffer | None) -> None:
+def attention(
+    p: Recorder, c: ModelConfig, s: Scratch, w: LayerWeights, layout: Layout, *, i: int, delta: Buffer | None
+) -> None:
     """delta = o(softmax(q k^T / sqrt(head_dim)) v), with q, k, v from norm(resid + delta)."""
-    heads = c.num_attention_heads
+    first, end = layout.heads(c)
+    heads = end - first
     x = s.x.for_readers(w.qkv)
     p.rms_norm("attn.norm", s.resid, w.attn_norm, c.rms_norm_eps, delta=delta, out=x)
     p.linear("attn.qkv", x, w.qkv, out=s.qkv)
@@ -143,9 +194,11 @@ def attention(p: Recorder, c: ModelConfig, s: Scratch, w: LayerWeights, *, i: in
     if attn.q:
         p.quantize("attn.quantize", s.attn.plain, out=attn)
     p.linear("attn.o", attn, w.o, out=s.delta)
+    if layout.exchanges:
+        p.all_reduce("attn.reduce", s.delta)
 
 
-def mlp(p: Recorder, c: ModelConfig, s: Scratch, w: LayerWeights) -> None:
+def mlp(p: Recorder, c: ModelConfig, s: Scratch, w: LayerWeights, layout: Layout) -> None:
     """delta = mlp(norm(resid + delta)): dense in the first layers, experts in the others."""
     if isinstance(w.mlp, MlpWeights):
         x = s.x.for_readers(w.mlp.gate_up)
@@ -158,6 +211,8 @@ def mlp(p: Recorder, c: ModelConfig, s: Scratch, w: LayerWeights) -> None:
         p.rms_norm("mlp.norm", s.resid, w.mlp_norm, c.rms_norm_eps, delta=s.delta, out=x)
         with p.scope("moe"):
             moe(p, c, s, x, w.mlp)
+    if layout.exchanges:
+        p.all_reduce("mlp.reduce", s.delta)
 
 
 def swiglu(p: Recorder, x: Activation, w: MlpWeights, s: MlpScratch, out: Buffer) -> None:
@@ -201,8 +256,8 @@ def moe(p: Recorder, c: ModelConfig, s: Scratch, x: Activation, w: MoeWeights) -
     )
 
 
-def head(p: Recorder, c: ModelConfig, s: Scratch, w: Weights) -> None:
-    """logits = head(norm(resid + delta)) of the sampled rows, and their next tokens."""
+def head(p: Recorder, c: ModelConfig, s: Scratch, w: Weights, layout: Layout) -> None:
+    """logits = head(norm(resid + delta)) of the sampled rows and this rank's tokens, and the rows' next tokens."""
     resid, delta, forms = s.resid, s.delta, s.x
     if p.name == "mixed":
         resid, delta, forms = s.last_resid, s.last_delta, s.last_x
@@ -211,4 +266,4 @@ def head(p: Recorder, c: ModelConfig, s: Scratch, w: Weights) -> None:
     x = forms.for_readers(w.head)
     p.rms_norm("head.norm", resid, w.norm, c.rms_norm_eps, delta=delta, out=x)
     p.linear("head.logits", x, w.head, out=s.logits)
-    p.sample("head.sample", s.logits)
+    p.sample("head.sample", s.logits, layout.vocab(c))

@@ -26,7 +26,7 @@ from engine_worker.plan.record import (
     Size,
     Value,
 )
-from engine_worker.weights.records import Experts, Matrix, Vector
+from engine_worker.weights.records import Experts, Matrix, Span, Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +240,12 @@ class Recorder:
         }
         self._record("moe_down", label, **operands, down=down, **grouping, base=base, out=out)
 
+    def all_reduce(self, label: str, x: Buffer) -> None:
+        """x [T][cols] = the sum of all ranks' x, in place."""
+        check = self._check(label)
+        check.activation("x", x, TOKENS, x.cols)
+        self._record("all_reduce", label, x=x)
+
     def gather_rows(self, label: str, x: Buffer, *, out: Buffer) -> None:
         """out [S] = the sampled rows of x [T]."""
         check = self._check(label)
@@ -247,11 +253,13 @@ class Recorder:
         check.activation("out", out, SAMPLES, x.cols)
         self._record("gather_rows", label, x=x, out=out)
 
-    def sample(self, label: str, logits: Buffer) -> None:
-        """The next token of each sampled row."""
-        check = self._check(label)
-        check.buffer("logits", logits, "f32", SAMPLES, self._vocab)
-        self._record("sample", label, logits=logits)
+    def sample(self, label: str, logits: Buffer, tokens: Span) -> None:
+        """The next token of each sampled row, whose logits are of `tokens`; other ranks have the others."""
+        check, (first, end) = self._check(label), tokens
+        check.that(0 <= first < end <= self._vocab, f"tokens {first} to {end - 1}, expected some of {self._vocab}")
+        check.buffer("logits", logits, "f32", SAMPLES, end - first)
+        whole = tokens == (0, self._vocab)
+        self._record("sample", label, logits=logits, first=None if whole else first)
 
     def _check(self, label: str) -> OpCheck:
         return OpCheck(self.name, self._act, self._scope + label)

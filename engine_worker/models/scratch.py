@@ -1,4 +1,7 @@
-"""The buffers that a GLM step works in, reused from layer to layer. A plan holds only those that its calls name."""
+"""The buffers that a rank's GLM step works in, reused from layer to layer. A plan holds only those that its calls name.
+
+Heads, widths and experts in the shapes below are the rank's own.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ from dataclasses import dataclass
 from typing import Self
 
 from engine_worker.models.config import ModelConfig
+from engine_worker.models.layout import Layout
 from engine_worker.models.ops import Activation
 from engine_worker.models.quantization import Quantization
 from engine_worker.plan.record import SAMPLES, TOKENS, ActDtype, Buffer, Rope, Rows, Size
-from engine_worker.weights.records import Experts, Matrix, blocks
+from engine_worker.weights.records import Experts, Matrix, Span, blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +56,21 @@ class Scratch:
     shared: MlpScratch
     ids: Buffer  # [T][top_k]
     weights: Buffer  # [T][top_k]
-    offsets: Buffer  # [experts + 1]
+    offsets: Buffer  # [local experts + 1]
     order: Buffer  # [top_k*T]
     expert_hidden: Forms  # [top_k*T][width]
     last_resid: Buffer  # [S][hidden]
     last_delta: Buffer  # [S][hidden]
     last_x: Forms  # [S][hidden]
-    logits: Buffer  # [S][vocab]
+    logits: Buffer  # [S][tokens of this rank]
     rope: Rope
 
     @classmethod
-    def for_model(cls, c: ModelConfig) -> Self:
+    def for_rank(cls, c: ModelConfig, layout: Layout) -> Self:
         act: ActDtype = c.activation_dtype
         hidden, top_k = c.hidden_size, c.num_experts_per_tok
-        q_cols, kv_cols = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+        q_cols, kv_cols = _size(layout.heads(c)) * c.head_dim, _size(layout.kv_heads(c)) * c.head_dim
+        shared_width = layout.width(c.n_shared_experts * c.moe_intermediate_size)
         assignments = Rows(Size.TOKENS, top_k)
         return cls(
             resid=Buffer("resid", act, TOKENS, hidden),
@@ -74,19 +79,23 @@ class Scratch:
             qkv=Buffer("qkv", act, TOKENS, q_cols + 2 * kv_cols),
             q=Buffer("q", act, TOKENS, q_cols),
             attn=_forms("attn", TOKENS, q_cols, c),
-            dense=MlpScratch.of_width("dense", c.intermediate_size, c),
-            shared=MlpScratch.of_width("shared", c.n_shared_experts * c.moe_intermediate_size, c),
+            dense=MlpScratch.of_width("dense", _size(layout.width(c.intermediate_size)), c),
+            shared=MlpScratch.of_width("shared", _size(shared_width), c),
             ids=Buffer("expert_ids", "i32", TOKENS, top_k),
             weights=Buffer("expert_weights", "f32", TOKENS, top_k),
-            offsets=Buffer("expert_offsets", "i32", Rows(Size.ONE, c.n_routed_experts + 1), 1),
+            offsets=Buffer("expert_offsets", "i32", Rows(Size.ONE, _size(layout.experts(c)) + 1), 1),
             order=Buffer("expert_order", "i32", assignments, 1),
-            expert_hidden=_forms("expert_hidden", assignments, c.moe_intermediate_size, c),
+            expert_hidden=_forms("expert_hidden", assignments, _size(layout.expert_width(c)), c),
             last_resid=Buffer("last_resid", act, SAMPLES, hidden),
             last_delta=Buffer("last_delta", act, SAMPLES, hidden),
             last_x=_forms("last_x", SAMPLES, hidden, c),
-            logits=Buffer("logits", "f32", SAMPLES, c.vocab_size),
+            logits=Buffer("logits", "f32", SAMPLES, _size(layout.vocab(c))),
             rope=Rope("rope", c.rotary_dim, c.rope_theta),
         )
+
+
+def _size(span: Span) -> int:
+    return span[1] - span[0]
 
 
 def _forms(name: str, rows: Rows, cols: int, c: ModelConfig) -> Forms:

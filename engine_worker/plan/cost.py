@@ -42,6 +42,7 @@ class _Step:
     keys_read: int  # over all sequences
     keys_scored: int  # over all rows
     touched_experts: float | None
+    routed_experts: int  # of the whole model: this rank's are those of its experts' weights
 
     def rows(self, op: Op) -> int:
         return op.rows.count(self.tokens, self.samples)
@@ -66,13 +67,14 @@ def step_cost(
         raise ValueError(f"samples: {samples}, expected 0 to tokens = {tokens}")
     # Row j of `new` rows, the last of which sees `context` keys, sees context - new + 1 + j of them.
     scored = sum(new * context - new * (new - 1) // 2 for new, context in zip(news, contexts, strict=True))
-    step = _Step(plan, tokens, samples, sum(contexts), scored, touched_experts)
+    step = _Step(plan, tokens, samples, sum(contexts), scored, touched_experts, _routed_experts(plan))
     return [_op_cost(step, op) for op in plan.ops]
 
 
-def expected_experts(experts: int, top_k: int, tokens: int) -> float:
-    """How many of `experts` are chosen at least once when each token chooses `top_k` uniformly."""
-    return experts * (1 - (1 - top_k / experts) ** tokens)
+def expected_experts(experts: int, top_k: int, tokens: int, local: int | None = None) -> float:
+    """How many of `local` ones (unset: of all) are chosen at least once when each token chooses `top_k` of `experts`
+    uniformly."""
+    return (experts if local is None else local) * (1 - (1 - top_k / experts) ** tokens)
 
 
 def merge_layers(costs: Iterable[OpCost]) -> list[OpCost]:
@@ -141,7 +143,7 @@ def _weight_bytes(step: _Step, op: Op, weight: Weight) -> float:
 def _touched(step: _Step, op: Op, experts: Experts) -> float:
     if step.touched_experts is not None:
         return step.touched_experts
-    return expected_experts(experts.count, _integer(op, "top_k"), step.rows(op))
+    return expected_experts(step.routed_experts, _integer(op, "top_k"), step.rows(op), experts.count)
 
 
 def _matrix_bytes(weight_format: WeightFormat, rows: int, cols: int) -> int:
@@ -149,13 +151,26 @@ def _matrix_bytes(weight_format: WeightFormat, rows: int, cols: int) -> int:
     return rows * cols * weight_format.element_bytes + F32_BYTES * scales.get(weight_format, 0)
 
 
-def _activation_bytes(step: _Step, op: Op) -> int:
-    total_bytes = 0
+def _routed_experts(plan: Plan) -> int:
+    routers = [op.args["w"] for op in plan.ops if op.kind == "moe_route"]
+    return max((router.rows for router in routers if isinstance(router, Matrix)), default=0)
+
+
+def _local_share(step: _Step, op: Op) -> float:
+    """Of the assignments to experts: those expected for the experts of this rank."""
+    counts = [value.count for value in op.args.values() if isinstance(value, Experts)]
+    return counts[0] / step.routed_experts if counts else 1
+
+
+def _activation_bytes(step: _Step, op: Op) -> float:
+    total_bytes: float = 0
     for key, value in op.args.items():
         if isinstance(value, Buffer):
             rows = SAMPLES if op.kind == "gather_rows" else value.rows
-            passes = 2 if key == "residual" and "delta" in op.args else 1  # read, added to, written back
-            total_bytes += passes * rows.count(step.tokens, step.samples) * value.cols * DTYPE_BYTES[value.dtype]
+            in_place = (key == "residual" and "delta" in op.args) or op.kind == "all_reduce"
+            share = _local_share(step, op) if rows.factor > 1 else 1
+            count = share * rows.count(step.tokens, step.samples)
+            total_bytes += (2 if in_place else 1) * count * value.cols * DTYPE_BYTES[value.dtype]
     return total_bytes
 
 
@@ -171,10 +186,11 @@ def _integer(op: Op, key: str) -> int:
     return value
 
 
-def _product_flops(step: _Step, op: Op) -> int:
+def _product_flops(step: _Step, op: Op) -> float:
     """Each row meets every element of the op's matrices; each assignment every element of its expert."""
     matrices = [value for value in op.args.values() if isinstance(value, Matrix | Experts)]
-    passes = step.rows(op) * (_integer(op, "top_k") if isinstance(matrices[0], Experts) else 1)
+    top_k = _integer(op, "top_k") * _local_share(step, op) if isinstance(matrices[0], Experts) else 1
+    passes = step.rows(op) * top_k
     return 2 * passes * sum(matrix.rows * matrix.cols for matrix in matrices)
 
 
@@ -182,7 +198,7 @@ def _attention_flops(step: _Step, op: Op) -> int:
     return 4 * _integer(op, "heads") * step.plan.kv.head_dim * step.keys_scored
 
 
-_FLOPS: MappingProxyType[str, Callable[[_Step, Op], int]] = MappingProxyType(
+_FLOPS: MappingProxyType[str, Callable[[_Step, Op], float]] = MappingProxyType(
     {
         "linear": _product_flops,
         "moe_route": _product_flops,

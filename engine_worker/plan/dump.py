@@ -50,7 +50,9 @@ def _weight_lines(weight: Weight) -> Iterator[str]:
         scale = [f"scale={weight.scale}"] if weight.scale else []
         fields = [
             *("experts", weight.name, weight.format.value, f"{weight.count} {weight.rows} {weight.cols}"),
-            *(f"first={weight.first}", f"rows={_span((0, weight.rows))}", f"cols={_span((0, weight.cols))}"),
+            f"first={weight.first}",
+            f"rows={_span((weight.row, weight.row + weight.rows))}",
+            f"cols={_span((weight.col, weight.col + weight.cols))}",
             *(f"tensor={weight.tensor}", *scale),
         ]
         yield " ".join(fields)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 Span = tuple[int, int]  # first, and one past the last
 FP8_BLOCK = 128  # GLM_FP8_BLOCK: side of a weight scale block, length of an activation group
@@ -62,10 +63,26 @@ class Matrix:
     cols: int
     parts: tuple[Part, ...]
 
+    def take_rows(self, spans: Sequence[Span]) -> Matrix:
+        """Of each part the rows in its span, counted from the part's first."""
+        parts = tuple(
+            replace(part, rows=_within(part.rows, span)) for part, span in zip(self.parts, spans, strict=True)
+        )
+        return replace(self, rows=sum(end - first for first, end in spans), parts=parts)
+
+    def take_cols(self, span: Span) -> Matrix:
+        """A share of the input channels: its products are partial sums. No bias: every share would add it."""
+        assert not any(part.bias for part in self.parts), f"{self.name} has a bias"
+        parts = tuple(replace(part, cols=_within(part.cols, span)) for part in self.parts)
+        return replace(self, cols=span[1] - span[0], parts=parts)
+
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """Experts first .. first+count-1, each [rows][cols]; `{e}` in `tensor` and `scale` is the expert's global id."""
+    """Experts first .. first+count-1, each [rows][cols]; `{e}` in `tensor` and `scale` is the expert's global id.
+
+    `row` and `col` are where the expert's own tensor has the first of them.
+    """
 
     name: str
     format: WeightFormat
@@ -75,6 +92,23 @@ class Experts:
     cols: int
     tensor: str
     scale: str | None
+    row: int = 0
+    col: int = 0
+
+    def take(self, experts: Span) -> Experts:
+        """Experts counted from the first."""
+        return replace(self, first=self.first + experts[0], count=experts[1] - experts[0])
+
+    def take_rows(self, span: Span) -> Experts:
+        return replace(self, row=self.row + span[0], rows=span[1] - span[0])
+
+    def take_cols(self, span: Span) -> Experts:
+        """A share of the input channels: its products are partial sums."""
+        return replace(self, col=self.col + span[0], cols=span[1] - span[0])
+
+
+def _within(outer: Span, inner: Span) -> Span:
+    return outer[0] + inner[0], outer[0] + inner[1]
 
 
 Weight = Vector | Matrix | Experts

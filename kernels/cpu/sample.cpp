@@ -27,20 +27,20 @@ struct SampleResult {
 
 /* Sizes, and the scratch of every sample. */
 struct Work {
-  Work(std::byte* base, int32_t rows, int32_t vocabulary)
-      : vocab(vocabulary), chunks((vocab + kChunk - 1) / kChunk), layout(base) {
-    const auto n = static_cast<size_t>(rows);
+  Work(std::byte* base, const glm_sample_args& args)
+      : columns(args.logits.cols), chunks((columns + kChunk - 1) / kChunk), layout(base) {
+    const auto n = static_cast<size_t>(args.rows);
     samples = layout.take<SampleResult>(n);
     results = layout.take<ChunkResult>(n * chunks);
     block_max = layout.take<float>(n * chunks * (kChunk / kBlock));
-    raw_logits = layout.take<float>(n * vocab);
+    raw_logits = layout.take<float>(n * columns);
   }
 
   ChunkResult* results_of(int64_t sample) const { return results + sample * chunks; }
   float* block_max_of(int64_t sample) const { return block_max + sample * chunks * (kChunk / kBlock); }
-  float* raw_of(int64_t sample) const { return raw_logits + sample * vocab; }
+  float* raw_of(int64_t sample) const { return raw_logits + sample * columns; }
 
-  int32_t vocab;
+  int32_t columns;
   int32_t chunks;
   WorkspaceLayout layout;
   SampleResult* samples;
@@ -55,21 +55,24 @@ struct Request {
       : slot(args.step->sample_slots[sample]),
         sampling(args.slots->sampling[slot]),
         position(args.step->positions[args.step->sample_rows[sample]] + 1),
+        first(args.first),
         logits(static_cast<float*>(row_of(args.logits, sample))),
-        counts(args.slots->counts + int64_t{slot} * args.slots->vocab) {}
+        counts(args.slots->counts + int64_t{slot} * args.slots->vocab + first) {}
 
   bool greedy() const { return sampling.temperature == 0.0f; }
 
   int32_t slot;
   const glm_sampling& sampling;
   int32_t position; /* of the token being sampled */
+  int32_t first;    /* id of column 0 */
   float* logits;
   uint16_t* counts;
 };
 
 LogitSpan span_of(const Request& request, const Work& work, int32_t chunk) {
-  const int32_t first = chunk * kChunk;
-  return {request.logits + first, request.counts + first, first, std::min(kChunk, work.vocab - first)};
+  const int32_t column = chunk * kChunk;
+  return {request.logits + column, request.counts + column, request.first + column, column,
+          std::min(kChunk, work.columns - column)};
 }
 
 /* block(values, first id, index of the block) for each block of a chunk. */
@@ -78,7 +81,7 @@ void for_each_block(const LogitSpan& span, Body body) {
   float room[kBlock];
   for (int32_t i = 0; i < span.size; i += kBlock) {
     body(whole_block(span.logits + i, std::min(kBlock, span.size - i), room), span.first + i,
-         (span.first + i) / kBlock);
+         (span.column + i) / kBlock);
   }
 }
 
@@ -89,7 +92,7 @@ void prepare_chunk(const Request& request, const Work& work, int64_t sample, int
   result = {};
   if (request.sampling.num_logprobs >= 0) {
     result.raw = raw_stats(span, request.sampling.num_logprobs);
-    std::memcpy(work.raw_of(sample) + span.first, span.logits, static_cast<size_t>(span.size) * sizeof(float));
+    std::memcpy(work.raw_of(sample) + span.column, span.logits, static_cast<size_t>(span.size) * sizeof(float));
   }
   change_logits(request.sampling, request.position - request.sampling.prompt_len, span);
   if (!request.greedy()) apply_temperature(request.sampling.temperature, span);
@@ -113,7 +116,7 @@ void cut_sample(const Request& request, const Work& work, int64_t sample) {
   if (request.greedy() || result.best.id < 0) return;
   Bands bands;
   for (int32_t chunk = 0; chunk < work.chunks; ++chunk) bands.add(work.results_of(sample)[chunk].bands);
-  const Distribution values{request.logits, work.block_max_of(sample), work.vocab, result.best.value};
+  const Distribution values{request.logits, work.block_max_of(sample), work.columns, request.first, result.best.value};
   result.cut = find_cut(request.sampling, values, bands);
 }
 
@@ -153,7 +156,7 @@ void write_logprobs(const glm_sample_args& args, const Request& request, const W
     for (int32_t i = 0; i < raw.top.size; ++i) top.insert(raw.top.best[i], wanted);
   }
   const double normalizer = max + std::log(sum);
-  args.step->out_logprobs[sample] = static_cast<float>(work.raw_of(sample)[token] - normalizer);
+  args.step->out_logprobs[sample] = static_cast<float>(work.raw_of(sample)[token - request.first] - normalizer);
   for (int32_t i = 0; i < wanted; ++i) {
     const Choice choice = i < top.size ? top.best[i] : Choice{};
     args.step->out_top_ids[sample * GLM_MAX_LOGPROBS + i] = choice.id;
@@ -169,18 +172,18 @@ void finish_sample(const glm_sample_args& args, const Work& work, int64_t sample
   if (token < 0) return;
   if (request.sampling.num_logprobs >= 0) write_logprobs(args, request, work, sample, token);
   args.slots->last_token[request.slot] = token;
-  uint16_t& count = request.counts[token];
+  uint16_t& count = request.counts[token - request.first];
   if ((count & 0x7fffu) != 0x7fffu) ++count;
 }
 
 }  // namespace
 
 size_t sample_workspace(const glm_device*, const glm_sample_args* args) {
-  return Work(nullptr, args->rows, args->slots->vocab).layout.bytes();
+  return Work(nullptr, *args).layout.bytes();
 }
 
 glm_status sample(glm_device* device, const glm_sample_args* args) {
-  const Work work(device->workspace, args->rows, args->slots->vocab);
+  const Work work(device->workspace, *args);
   const auto for_chunks = [&](auto pass) {
     parallel_for(device->pool, int64_t{args->rows} * work.chunks, 1, [&](int64_t begin, int64_t end, int) {
       for (int64_t i = begin; i < end; ++i) {

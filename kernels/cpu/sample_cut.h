@@ -58,7 +58,8 @@ inline void add_to_bands(const float* block, float max, Bands* bands) {
 struct Distribution {
   const float* values;
   const float* block_max;
-  int32_t vocab;
+  int32_t columns;
+  int32_t first; /* id of values[0] */
   float max;
 };
 
@@ -100,11 +101,11 @@ class PrefixSearch {
 
   template <typename Visit>
   void for_each_candidate(float floor, Visit visit) const {
-    for (int32_t begin = 0; begin < values_.vocab; begin += kBlock) {
+    for (int32_t begin = 0; begin < values_.columns; begin += kBlock) {
       if (values_.block_max[begin / kBlock] < floor) continue;
-      const int32_t end = std::min(values_.vocab, begin + kBlock);
-      for (int32_t id = begin; id < end; ++id) {
-        if (values_.values[id] >= floor && !visit(values_.values[id], id)) return;
+      const int32_t end = std::min(values_.columns, begin + kBlock);
+      for (int32_t i = begin; i < end; ++i) {
+        if (values_.values[i] >= floor && !visit(values_.values[i], values_.first + i)) return;
       }
     }
   }
@@ -117,9 +118,9 @@ class PrefixSearch {
     const int above = level == 0 ? 0 : kShift[level] + kBits[level];
     float weights[kBlock];
     uint32_t bin[kBlock];
-    for (int32_t begin = 0; begin < values_.vocab; begin += kBlock) {
+    for (int32_t begin = 0; begin < values_.columns; begin += kBlock) {
       if (values_.block_max[begin / kBlock] < floor_) continue;
-      const int32_t n = std::min(kBlock, values_.vocab - begin);
+      const int32_t n = std::min(kBlock, values_.columns - begin);
       const float* block = values_.values + begin;
       for (int32_t i = 0; i < n; ++i) {
         const uint32_t key = descending_key(block[i]);
@@ -180,11 +181,11 @@ inline float search_floor(const glm_sampling& request, const Bands& bands, float
 /* Sum of exp(value - max) over the tokens kept. */
 inline double mass_kept(const Distribution& values, const Cut& cut) {
   double mass = 0.0;
-  for (int32_t begin = 0; begin < values.vocab; begin += kBlock) {
+  for (int32_t begin = 0; begin < values.columns; begin += kBlock) {
     if (values.block_max[begin / kBlock] < cut.value) continue;
-    const int32_t end = std::min(values.vocab, begin + kBlock);
-    for (int32_t id = begin; id < end; ++id) {
-      if (kept(values.values[id], id, cut)) mass += exp_below(values.values[id], values.max);
+    const int32_t end = std::min(values.columns, begin + kBlock);
+    for (int32_t i = begin; i < end; ++i) {
+      if (kept(values.values[i], values.first + i, cut)) mass += exp_below(values.values[i], values.max);
     }
   }
   return mass;
@@ -199,7 +200,7 @@ inline Cut find_cut(const glm_sampling& request, const Distribution& values, con
   Cut cut;
   const float floor = search_floor(request, bands, values.max);
   double mass = bands.total;
-  if (request.top_k > 0 && request.top_k < values.vocab) {
+  if (request.top_k > 0 && request.top_k < values.columns) {
     cut = PrefixSearch(values, floor, true).find(request.top_k);
     mass = mass_kept(values, cut);
   }

@@ -11,7 +11,8 @@ GLM_CPU_BEGIN
 struct LogitSpan {
   float* logits;
   const uint16_t* counts;
-  int32_t first; /* id of logits[0] */
+  int32_t first;  /* id of logits[0] */
+  int32_t column; /* of logits[0] in its row */
   int32_t size;
 };
 

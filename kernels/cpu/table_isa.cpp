@@ -68,6 +68,9 @@ const glm_kernels kKernels = {
     .graph_end = nullptr,
     .graph_launch = nullptr,
     .graph_free = nullptr,
+    .group_create = nullptr,
+    .group_abort = nullptr,
+    .group_destroy = nullptr,
     .embed = embed,
     .rms_norm = rms_norm,
     .quantize = quantize,
@@ -79,6 +82,7 @@ const glm_kernels kKernels = {
     .moe_group = moe_group,
     .moe_gate_up = moe_gate_up,
     .moe_down = moe_down,
+    .all_reduce = nullptr,
     .gather_rows = gather_rows,
     .sample = sample,
 };

@@ -15,6 +15,7 @@ struct SampleParams {
   glm_step_inputs step;
   glm_slots slots;
   glm_tensor logits;
+  int32_t first;
   float* raw; /* [rows][vocab]: the model's logits of samples that report log-probabilities */
 };
 
@@ -87,7 +88,7 @@ __device__ uint64_t draw(const glm_sampling& request, uint32_t position, float m
                          const SampleRow& share, SampleShared& shared) {
   auto cluster = cg::this_cluster();
   Bound kept{kNever, 0}; /* top-k */
-  if (request.top_k > 0 && request.top_k < whole.end) {
+  if (request.top_k > 0 && request.top_k < whole.end - whole.begin) {
     if (cluster.block_rank() == 0) {
       const uint64_t found = rank_of_nth(whole, static_cast<uint32_t>(request.top_k), max, shared.cut);
       if (threadIdx.x == 0) shared.cluster.rank = found;
@@ -154,13 +155,14 @@ __global__ void __launch_bounds__(kSampleThreads) sample_kernel(const __grid_con
   const int64_t sample = blockIdx.x / kSampleBlocks;
   const bool leads = cg::this_cluster().block_rank() == 0;
   const int32_t slot = p.step.sample_slots[sample];
-  const int32_t vocab = p.slots.vocab;
   const glm_sampling& request = p.slots.sampling[slot];
   const int32_t position = p.step.positions[p.step.sample_rows[sample]] + 1;
-  uint16_t* counts = p.slots.counts + static_cast<int64_t>(slot) * vocab;
-  float* logits = row_of<float>(p.logits, sample);
-  float* raw = p.raw + sample * vocab;
-  const SampleRow whole{logits, 0, vocab, reinterpret_cast<uintptr_t>(logits) % sizeof(float4) == 0};
+  uint16_t* counts = p.slots.counts + static_cast<int64_t>(slot) * p.slots.vocab;
+  /* Both rows are indexed by token id. */
+  float* logits = row_of<float>(p.logits, sample) - p.first;
+  float* raw = p.raw + sample * p.logits.cols - p.first;
+  const bool aligned = reinterpret_cast<uintptr_t>(logits) % sizeof(float4) == 0;
+  const SampleRow whole{logits, p.first, p.first + p.logits.cols, aligned};
   if (request.num_logprobs >= 0) {
     if (leads) record_raw(whole, request.num_logprobs, raw, shared);
     cg::this_cluster().sync();
@@ -180,11 +182,12 @@ __global__ void __launch_bounds__(kSampleThreads) sample_kernel(const __grid_con
 }  // namespace
 
 size_t sample_workspace(const glm_sample_args* args) {
-  return static_cast<size_t>(args->rows) * args->slots->vocab * sizeof(float);
+  return static_cast<size_t>(args->rows) * args->logits.cols * sizeof(float);
 }
 
 glm_status sample(glm_device* device, const glm_sample_args* args) {
-  const SampleParams p{*args->step, *args->slots, args->logits, reinterpret_cast<float*>(device->workspace)};
+  const SampleParams p{*args->step, *args->slots, args->logits, args->first,
+                       reinterpret_cast<float*>(device->workspace)};
   const Grid grid{dim3(static_cast<unsigned>(args->rows) * kSampleBlocks), kSampleThreads, 0, kSampleBlocks};
   return launch(device, "sample", grid, sample_kernel, p);
 }

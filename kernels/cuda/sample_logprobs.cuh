@@ -22,7 +22,7 @@ __device__ inline double log_normalizer(const SampleRow& row, float max, float* 
 
 /* Tokens that have no probability follow those that have, by id; then come entries without a token. */
 __device__ inline void fill_up(const SampleRow& row, int32_t found, int32_t wanted, RawStats& stats) {
-  for (int32_t id = 0; id < row.end && found < wanted; ++id) {
+  for (int32_t id = row.begin; id < row.end && found < wanted; ++id) {
     if (row.logits[id] > kNever) continue;
     stats.ids[found] = id;
     stats.values[found++] = kNever;

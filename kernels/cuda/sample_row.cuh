@@ -47,8 +47,9 @@ struct SampleRow {
 
 /* One block's share of a row. */
 __device__ __forceinline__ SampleRow share_of(const SampleRow& row, int rank) {
-  const int32_t share = (row.end + kSampleBlocks * 4 - 1) / (kSampleBlocks * 4) * 4;
-  return {row.logits, rank * share, min((rank + 1) * share, row.end), row.aligned};
+  const int32_t share = (row.end - row.begin + kSampleBlocks * 4 - 1) / (kSampleBlocks * 4) * 4;
+  const int32_t begin = row.begin + rank * share;
+  return {row.logits, min(begin, row.end), min(begin + share, row.end), row.aligned};
 }
 
 /* values[4] of the ids [first, first + 4); past the end and for NaN: -inf. */

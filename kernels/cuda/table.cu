@@ -52,6 +52,9 @@ constexpr glm_kernels kTable = {
     .graph_end = glm_cuda_graph_end,
     .graph_launch = glm_cuda_graph_launch,
     .graph_free = graph_free,
+    .group_create = nullptr,
+    .group_abort = nullptr,
+    .group_destroy = nullptr,
     .embed = embed,
     .rms_norm = rms_norm,
     .quantize = quantize,
@@ -63,6 +66,7 @@ constexpr glm_kernels kTable = {
     .moe_group = moe_group,
     .moe_gate_up = moe_gate_up,
     .moe_down = moe_down,
+    .all_reduce = nullptr,
     .gather_rows = gather_rows,
     .sample = sample,
 };

@@ -1,9 +1,9 @@
-"""ctypes mirror of kernels/include/glm/kernels.h; test_header_layout.py holds it against the C compiler's layout."""
+"""ctypes mirror of kernels.h and ops.h in kernels/include/glm; test_header_layout.py holds it against C's layout."""
 
 import ctypes as c
 import enum
 
-VERSION = 2
+VERSION = 3
 PAGE_SIZE = 16
 MAX_PARTS = 4
 MAX_STOP_IDS = 64
@@ -52,9 +52,10 @@ class Op(enum.IntEnum):
     MOE_GROUP = 8
     MOE_GATE_UP = 9
     MOE_DOWN = 10
-    GATHER_ROWS = 11
-    SAMPLE = 12
-    COUNT = 13
+    ALL_REDUCE = 11
+    GATHER_ROWS = 12
+    SAMPLE = 13
+    COUNT = 14
 
 
 # C enums without negative enumerators.
@@ -290,6 +291,10 @@ class MoeDownArgs(c.Structure):
     ]
 
 
+class AllReduceArgs(c.Structure):
+    _fields_ = [("rows", c.c_int32), ("x", Tensor)]
+
+
 class GatherRowsArgs(c.Structure):
     _fields_ = [("rows", c.c_int32), ("step", c.POINTER(StepInputs)), ("x", Tensor), ("out", Tensor)]
 
@@ -300,6 +305,7 @@ class SampleArgs(c.Structure):
         ("step", c.POINTER(StepInputs)),
         ("slots", c.POINTER(Slots)),
         ("logits", Tensor),
+        ("first", c.c_int32),
     ]
 
 
@@ -312,6 +318,7 @@ HOST_MEMORY = 1  # of Kernels.flags
 _OP = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p)
 _CALL = c.CFUNCTYPE(c.c_int, c.c_void_p)
 _FREE = c.CFUNCTYPE(None, c.c_void_p, c.c_void_p)
+_END = c.CFUNCTYPE(None, c.c_void_p)
 _ALLOC = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_size_t, c.POINTER(c.c_void_p))
 _COPY = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p, c.c_void_p, c.c_size_t)
 _MAKE = c.CFUNCTYPE(c.c_int, c.c_void_p, c.POINTER(c.c_void_p))
@@ -350,6 +357,12 @@ class Kernels(c.Structure):
         ("graph_end", _MAKE),
         ("graph_launch", _OP),
         ("graph_free", _FREE),
+        (
+            "group_create",
+            c.CFUNCTYPE(c.c_int, c.POINTER(c.c_void_p), c.c_int32, c.POINTER(c.c_void_p), c.c_char_p, c.c_size_t),
+        ),
+        ("group_abort", _END),
+        ("group_destroy", _END),
         *((op.name.lower(), _OP) for op in list(Op)[: Op.COUNT]),
     ]
 
@@ -366,6 +379,7 @@ OP_ARGS: dict[Op, type[c.Structure]] = {
     Op.MOE_GROUP: MoeGroupArgs,
     Op.MOE_GATE_UP: MoeGateUpArgs,
     Op.MOE_DOWN: MoeDownArgs,
+    Op.ALL_REDUCE: AllReduceArgs,
     Op.GATHER_ROWS: GatherRowsArgs,
     Op.SAMPLE: SampleArgs,
 }

@@ -1,7 +1,7 @@
 """Sampling problems: a batch of requests, their logits and the counts of what they have seen."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -82,6 +82,7 @@ class SampleProblem:
     positions: Sequence[int]
     counts: npt.NDArray[np.uint16] | None = None
     slots: Sequence[int] = field(default_factory=list)
+    first: int = 0  # token of the first column
 
     def __post_init__(self) -> None:
         samples, vocab = self.logits.shape
@@ -95,12 +96,16 @@ class SampleProblem:
             self.logits[picked], self.requests[picked], self.positions[picked], self.counts, self.slots[picked]
         )
 
+    def columns(self, first: int, end: int) -> "SampleProblem":
+        """The same with logits of the tokens [first, end) only."""
+        return replace(self, logits=np.ascontiguousarray(self.logits[:, first:end]), first=first)
+
     def _bind_slots(self) -> BoundSlots:
         assert self.counts is not None
         sampling = [abi.Sampling() for _ in range(len(self.counts))]
         for slot, one in zip(self.slots, self.requests, strict=True):
             sampling[slot] = one
-        vocab = self.logits.shape[1]
+        vocab = self.counts.shape[1]
         return SlotState(np.zeros((len(self.counts), 1), np.int32), vocab, sampling, self.counts).bind()
 
     def run(self, device: Device) -> Sampled:
@@ -109,7 +114,7 @@ class SampleProblem:
         chunks = [Chunk(slot, p - 1, 2) for slot, p in zip(self.slots, self.positions, strict=True)]
         step = Step(chunks, None, [2 * i + 1 for i in range(samples)], self.slots).bind()
         slots, logits = self._bind_slots(), tensor(self.logits, vocab + 3)
-        args = abi.SampleArgs(rows=samples, logits=logits.struct)
+        args = abi.SampleArgs(rows=samples, logits=logits.struct, first=self.first)
         args.step.contents, args.slots.contents = step.struct, slots.struct
         device.run(abi.Op.SAMPLE, args)
         logits.read()

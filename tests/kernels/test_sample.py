@@ -98,3 +98,23 @@ def test_state_follows_the_sampled_token(device: Device, rng: np.random.Generato
     assert (result.counts == wanted).all()
     others = sorted(set(range(len(problem.counts))) - set(problem.slots))
     assert (result.last_token[others] == -7).all()
+
+
+@pytest.mark.parametrize(("first", "end"), [(0, 4), (4, 700), (256, 512), (300, 301), (8000, 20000)])
+def test_some_columns_are_the_vocabulary_without_the_others(
+    device: Device, rng: np.random.Generator, first: int, end: int
+) -> None:
+    settings = list(SETTINGS.values())
+    requests = [request(**{"seed": 7 + i, "num_logprobs": 3, "prompt_len": 4, **s}) for i, s in enumerate(settings)]
+    requests[0] = request(temperature=0.0, bias=[(first, 50.0), (20000 - 1, 90.0)], num_logprobs=1, prompt_len=4)
+    logits = peaked(rng, len(requests), 20000)
+    logits[:, :first] = logits[:, end:] = -np.inf
+    positions = list(range(10, 10 + len(requests)))
+    problem = SampleProblem(logits, requests, positions, counted(rng, len(requests), 20000))
+    check(device, problem)
+    whole, some = problem.run(device), problem.columns(first, end).run(device)
+    assert some.tokens.tolist() == whole.tokens.tolist()
+    assert (some.last_token == whole.last_token).all() and (some.counts == whole.counts).all()
+    wanted = min(3, end - first)
+    np.testing.assert_allclose(some.logprobs, whole.logprobs, atol=1e-5)
+    assert some.top_ids[1:, :wanted].tolist() == whole.top_ids[1:, :wanted].tolist()

@@ -135,6 +135,9 @@ glm_kernels full_table() {
           .graph_end = nullptr,
           .graph_launch = nullptr,
           .graph_free = nullptr,
+          .group_create = nullptr,
+          .group_abort = nullptr,
+          .group_destroy = nullptr,
           .embed = embed,
           .rms_norm = count<GLM_OP_RMS_NORM>,
           .quantize = count<GLM_OP_QUANTIZE>,
@@ -146,6 +149,7 @@ glm_kernels full_table() {
           .moe_group = count<GLM_OP_MOE_GROUP>,
           .moe_gate_up = count<GLM_OP_MOE_GATE_UP>,
           .moe_down = count<GLM_OP_MOE_DOWN>,
+          .all_reduce = count<GLM_OP_ALL_REDUCE>,
           .gather_rows = count<GLM_OP_GATHER_ROWS>,
           .sample = sample};
 }

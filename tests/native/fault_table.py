@@ -16,7 +16,8 @@ class Op(enum.IntEnum):
     RMS_NORM = 1
     QUANTIZE = 2
     LINEAR = 3
-    SAMPLE = 12
+    ALL_REDUCE = 11
+    SAMPLE = 13
 
 
 class FaultTable:

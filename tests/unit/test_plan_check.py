@@ -143,10 +143,22 @@ REFUSED: dict[str, tuple[Callable[[Recorder], None], str]] = {
         "gate=e is bf16 4x8x16, but up=e is f32 4x8x16",
     ),
     "sample: vocabulary": (
-        lambda p: p.sample("l", Buffer("logits", "f32", SAMPLES, 31)),
+        lambda p: p.sample("l", Buffer("logits", "f32", SAMPLES, 31), (0, 32)),
         "logits=logits has 31 columns, expected 32",
     ),
-    "sample: dtype": (lambda p: p.sample("l", Buffer("logits", "bf16", SAMPLES, 32)), "dtype bf16, expected f32"),
+    "sample: tokens": (
+        lambda p: p.sample("l", Buffer("logits", "f32", SAMPLES, 16), (20, 36)),
+        "tokens 20 to 35, expected some of 32",
+    ),
+    "all_reduce: rows": (
+        lambda p: p.all_reduce("l", Buffer("last", "bf16", SAMPLES, 16)),
+        "x=last has rows",
+    ),
+    "all_reduce: dtype": (lambda p: p.all_reduce("l", X_Q), "dtype fp8, expected bf16"),
+    "sample: dtype": (
+        lambda p: p.sample("l", Buffer("logits", "bf16", SAMPLES, 32), (0, 32)),
+        "dtype bf16, expected f32",
+    ),
 }
 
 
@@ -165,7 +177,7 @@ def test_decode_samples_every_row() -> None:
     p = recorder("decode")
     logits = Buffer("logits", "f32", SAMPLES, 32)
     p.linear("head", PLAIN, matrix(32, 16), out=logits)
-    p.sample("sample", logits)
+    p.sample("sample", logits, (0, 32))
     assert [op.label for op in p.plan().ops] == ["head", "sample"]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engine_worker.models import Model, build_model
+from engine_worker.models import Model, Parallelism, build_model
 from engine_worker.plan.dump import dump, plan_hash
 from tests.unit.checkpoint_files import CHANNEL_QUANTIZATION, tiny_config, tiny_tensors, write_checkpoint
 
@@ -29,6 +29,15 @@ MODELS: dict[str, tuple[dict[str, Any], str, Any]] = {
 }
 
 
+# The last rank of layouts of a model with 4 query and 2 KV heads; the decode plan.
+LAYOUTS = {
+    "tp2_ep2": Parallelism(2, 2),
+    "tp2_ep1": Parallelism(2, 1),
+    "tp4_ep2": Parallelism(4, 2),
+    "tp4_ep4_slice": Parallelism(4, 4, rank_slice=3),
+}
+
+
 def make(directory: Path, name: str) -> Model:
     config, dtype, kv_dtype = MODELS[name]
     write_checkpoint(directory, config, tiny_tensors(config, dtype))
@@ -38,6 +47,19 @@ def make(directory: Path, name: str) -> Model:
 def snapshots(directory: Path, name: str) -> dict[str, str]:
     model = make(directory, name)
     return {f"{name}.{plan.name}.plan": dump(plan) for plan in (model.mixed, model.decode)}
+
+
+def layout_snapshot(directory: Path, name: str) -> str:
+    config = MODELS["fp8"][0] | {"num_attention_heads": 4, "num_key_value_heads": 2}
+    write_checkpoint(directory, config, tiny_tensors(config, "F8_E4M3"))
+    return dump(build_model(directory, "auto", LAYOUTS[name]).ranks[-1].decode)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_text_of_a_layout_is_as_recorded(tmp_path: Path, name: str) -> None:
+    assert layout_snapshot(tmp_path, name) == (DATA / f"{name}.decode.plan").read_text(), (
+        f"{name} changed; if that was meant: python -m tests.unit.test_plan_dump"
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -89,3 +111,5 @@ if __name__ == "__main__":
         for model_name in MODELS:
             for file_name, plan_text in snapshots(Path(root) / model_name, model_name).items():
                 (DATA / file_name).write_text(plan_text)
+        for layout_name in LAYOUTS:
+            (DATA / f"{layout_name}.decode.plan").write_text(layout_snapshot(Path(root) / layout_name, layout_name))

@@ -1,4 +1,4 @@
-/* The kernel table: every operation that a plan may name, as a plain C contract.
+/* The kernel table: every operation that a plan may name (ops.h), as a plain C contract.
  *
  * A table (cpu, cuda, ...) is one shared object that exports glm_kernels_query. The caller asks for
  * GLM_KERNELS_VERSION and gets the table or NULL. An operation that a table lacks is NULL in it; the runtime lists all
@@ -26,46 +26,18 @@
 #ifndef GLM_KERNELS_H
 #define GLM_KERNELS_H
 
-#include <stddef.h>
-#include <stdint.h>
+#include "glm/ops.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#define GLM_KERNELS_VERSION 2u
-#define GLM_PAGE_SIZE 16       /* tokens in a KV page */
-#define GLM_MAX_PARTS 4        /* row blocks of one fused linear */
-#define GLM_MAX_STOP_IDS 64    /* stop ids of a request, the model's own included */
-#define GLM_MAX_LOGIT_BIAS 300 /* biased tokens of a request */
-#define GLM_MAX_LOGPROBS 20    /* alternatives reported beside a sampled token */
-#define GLM_FP8_MAX 448.0f
-#define GLM_FP8_BLOCK 128 /* side of a weight scale block, and length of an activation group */
-
-typedef enum glm_status {
-  GLM_OK = 0,
-  GLM_INVALID_ARGUMENT = 1, /* the caller's values are out of range */
-  GLM_UNSUPPORTED = 2,      /* this build, table or machine cannot do it */
-  GLM_BAD_CHECKPOINT = 3,   /* a weight file contradicts the plan or itself */
-  GLM_OUT_OF_MEMORY = 4,
-  GLM_DEVICE_ERROR = 5, /* a device or communicator call failed */
-  GLM_INTERNAL = 6
-} glm_status;
-
-typedef enum glm_dtype { GLM_F32 = 0, GLM_BF16 = 1, GLM_F16 = 2, GLM_FP8_E4M3 = 3, GLM_I32 = 4, GLM_U16 = 5 } glm_dtype;
-
-/* How a weight's bytes become numbers. */
-typedef enum glm_weight_format {
-  GLM_W_F32 = 0,
-  GLM_W_BF16 = 1,
-  GLM_W_F16 = 2,
-  GLM_W_FP8_CHANNEL = 3, /* w[n][k] * scale[n] */
-  GLM_W_FP8_BLOCK = 4    /* w[n][k] * scale[n / 128][k / 128] */
-} glm_weight_format;
+#define GLM_KERNELS_VERSION 3u
 
 typedef struct glm_device glm_device; /* opaque: threads or a GPU, owned by the table */
 typedef struct glm_event glm_event;   /* opaque: a mark in the device's stream */
 typedef struct glm_graph glm_graph;   /* opaque: recorded operations */
+typedef struct glm_group glm_group;   /* opaque: what the devices of all ranks exchange data through */
 
 /* Bits of glm_kernels.flags. */
 #define GLM_TABLE_HOST_MEMORY \
@@ -75,307 +47,6 @@ typedef struct glm_device_options {
   int32_t ordinal;     /* GPU index; 0 for the CPU */
   int32_t num_threads; /* CPU: worker threads including the caller; 0: one per core this process may use */
 } glm_device_options;
-
-/* A block of activations or indices, [rows][cols]. */
-typedef struct glm_tensor {
-  void* data; /* NULL: absent, where an operation allows that */
-  glm_dtype dtype;
-  int32_t cols;
-  int64_t stride;
-} glm_tensor;
-
-/* `rows` x `cols` weights that lie together in one checkpoint tensor. */
-typedef struct glm_weight {
-  const void* data;
-  int64_t stride;     /* elements from one output channel to the next */
-  const float* scale; /* FP8_CHANNEL: [rows]; FP8_BLOCK: [ceil(rows/128)][scale_stride]; else NULL */
-  int64_t scale_stride;
-  int32_t rows;
-} glm_weight;
-
-/* Experts with ids [first, first + count), one weight each; every expert has the same shape. */
-typedef struct glm_expert_weights {
-  const glm_weight* experts; /* [count], in device memory */
-  glm_weight_format format;
-  int32_t first;
-  int32_t count;
-  int32_t rows; /* output channels */
-  int32_t cols; /* input channels */
-} glm_expert_weights;
-
-/* K and V of one layer: [pages][kv_heads][GLM_PAGE_SIZE][head_dim], bf16, f32 or FP8 (scale 1). */
-typedef struct glm_kv_layer {
-  void* k;
-  void* v;
-  glm_dtype dtype;
-  int32_t kv_heads;
-  int32_t head_dim;
-} glm_kv_layer;
-
-/* What a request asks of the sampler. Kept per slot for as long as the slot is bound. */
-typedef struct glm_sampling {
-  uint64_t seed;
-  float temperature;        /* 0: greedy */
-  float top_p;              /* (0, 1]; 1: off */
-  float min_p;              /* [0, 1]; 0: off */
-  float repetition_penalty; /* > 0; 1: off */
-  float frequency_penalty;  /* 0: off */
-  float presence_penalty;   /* 0: off */
-  int32_t top_k;            /* 0: off */
-  int32_t min_tokens;       /* stop ids are masked until this many tokens have been sampled */
-  int32_t prompt_len;       /* tokens before the first sampled one */
-  int32_t num_logprobs;     /* -1: none; 0: of the sampled token; n: and of the n best */
-  int32_t num_stop_ids;
-  int32_t num_bias;
-  int32_t stop_ids[GLM_MAX_STOP_IDS];
-  int32_t bias_ids[GLM_MAX_LOGIT_BIAS];
-  float bias_values[GLM_MAX_LOGIT_BIAS];
-} glm_sampling;
-
-/* State of all slots: one slot per running request. Owned by the runtime, at fixed addresses. */
-typedef struct glm_slots {
-  glm_sampling* sampling; /* [max_slots] */
-  int32_t* last_token;    /* [max_slots]: the newest sampled token, written by `sample`, read by `embed` */
-  int32_t* page_table;    /* [max_slots][max_pages]: page ids in order of position */
-  uint16_t* counts;       /* [max_slots][vocab]: bit 15: in the prompt; bits 0-14: times sampled (saturating) */
-  int32_t max_slots;
-  int32_t max_pages;
-  int32_t vocab;
-} glm_slots;
-
-/* A slot's page table entry, in force from this step on. */
-typedef struct glm_page_update {
-  int32_t slot;
-  int32_t index; /* position / GLM_PAGE_SIZE */
-  int32_t page;
-} glm_page_update;
-
-/* One step's inputs: written before a step, never moved. A sequence's rows are adjacent, its positions consecutive. */
-typedef struct glm_step_inputs {
-  int32_t num_rows;        /* T: tokens in this step */
-  int32_t num_seqs;        /* sequences in this step */
-  int32_t num_samples;     /* S: rows whose next token is sampled */
-  int32_t* token_ids;      /* [T]; -1: the slot's last_token */
-  int32_t* positions;      /* [T] */
-  int32_t* row_slots;      /* [T] */
-  int32_t* seq_slots;      /* [num_seqs] */
-  int32_t* seq_starts;     /* [num_seqs + 1]: first row of each sequence, then T */
-  int32_t* sample_rows;    /* [S]: index of a row of this step */
-  int32_t* sample_slots;   /* [S] */
-  int32_t* out_token_ids;  /* [S] */
-  float* out_logprobs;     /* [S]: log-softmax of the model's own logits (no penalty, no temperature) at the token */
-  int32_t* out_top_ids;    /* [S][GLM_MAX_LOGPROBS]: best first, ties by lower id */
-  float* out_top_logprobs; /* [S][GLM_MAX_LOGPROBS] */
-} glm_step_inputs;
-
-/* ---- operations: one args struct each; `rows` first, because it alone varies from step to step ---- */
-
-/* out[t] = table[token(t)], token(t) = token_ids[t] or, if that is -1, last_token[row_slots[t]]. */
-typedef struct glm_embed_args {
-  int32_t rows;
-  const glm_step_inputs* step;
-  const glm_slots* slots;
-  glm_weight table;         /* [vocab][hidden] */
-  glm_weight_format format; /* F32, BF16 or F16 */
-  glm_tensor out;           /* act [rows][hidden] */
-} glm_embed_args;
-
-/* residual += delta (in place, rounded to act; delta may be absent);
- * y = weight * act(residual * rsqrt(mean(residual^2) + eps)); written to `out` (act) and, quantised, to `q`, each
- * optional. Quantising: see glm_quantize_args. Source: Zhang & Sennrich 2019; rounding as transformers'
- * Glm4MoeRMSNorm. */
-typedef struct glm_rms_norm_args {
-  int32_t rows;
-  glm_tensor residual; /* act [rows][hidden] */
-  glm_tensor delta;    /* act, optional */
-  const float* weight; /* [hidden] */
-  float eps;
-  glm_tensor out;   /* act, optional */
-  glm_tensor q;     /* FP8, optional */
-  glm_tensor scale; /* f32 [rows][1] or [rows][ceil(hidden/128)], with q */
-} glm_rms_norm_args;
-
-/* Dynamic symmetric FP8: over each group of columns (the whole row if scale.cols is 1, else 128 at a time, the last
- * one may be short) scale = absmax / 448 (1 if the group is all zero), q = fp8(x / scale). */
-typedef struct glm_quantize_args {
-  int32_t rows;
-  glm_tensor x;     /* act */
-  glm_tensor q;     /* FP8 */
-  glm_tensor scale; /* f32 */
-} glm_quantize_args;
-
-/* out[t][n] = sum_k x[t][k] * w[n][k] (+ bias[n]), the parts' output channels one after another.
- * FP8 weights take FP8 activations: FP8_CHANNEL with one scale a row: (sum x.w) * x_scale * w_scale; FP8_BLOCK with a
- * scale per 128 columns: sum over blocks of (sum x.w) * x_scale[block] * w_scale[block]. Other formats take act
- * activations.
- * FP8 weights hold no NaN code (here and in the expert operations): the runtime refuses such a checkpoint, and a
- * kernel may read 0x7f and 0xff as +-480. */
-typedef struct glm_linear_args {
-  int32_t rows;
-  int32_t num_parts;
-  glm_weight_format format;
-  glm_tensor x;       /* act or FP8 [rows][in] */
-  glm_tensor x_scale; /* f32, with FP8 */
-  glm_weight parts[GLM_MAX_PARTS];
-  const float* bias[GLM_MAX_PARTS]; /* [parts[i].rows] or NULL */
-  glm_tensor out;                   /* act or f32 [rows][sum of parts[i].rows] */
-} glm_linear_args;
-
-/* cols of qkv: heads*head_dim of q, then kv_heads*head_dim of k, then of v. q and k: RMSNorm over head_dim with
- * q_norm/k_norm (skipped if NULL; rounding as rms_norm), then rotate-half RoPE on the first rotary_dim dims: pairs (i,
- * i + rotary_dim/2), angle of position p from the table. K and V go to the page of the row's position; q to `out`.
- * Source: Su et al. 2021, in the NeoX layout. */
-typedef struct glm_qk_norm_rope_store_args {
-  int32_t rows;
-  const glm_step_inputs* step;
-  const glm_slots* slots;
-  glm_tensor qkv;
-  const float* q_norm; /* [head_dim] */
-  const float* k_norm; /* [head_dim] */
-  float eps;
-  int32_t heads;
-  int32_t rotary_dim;    /* even, <= head_dim */
-  const float* rope_cos; /* [positions][rotary_dim/2] */
-  const float* rope_sin;
-  glm_kv_layer kv;
-  glm_tensor out; /* act [rows][heads*head_dim] */
-} glm_qk_norm_rope_store_args;
-
-/* Causal softmax(q k^T * scale) v over the sequence's pages, keys 0..position(t). Query head h reads KV head h /
- * (heads/kv_heads). Any split of the keys depends on the sequence's own length only. Source: Dao 2022 (online
- * softmax); Kwon et al. 2023 (pages). */
-typedef struct glm_paged_attention_args {
-  int32_t rows;
-  const glm_step_inputs* step;
-  const glm_slots* slots;
-  glm_tensor q; /* act [rows][heads*head_dim] */
-  glm_kv_layer kv;
-  int32_t heads;
-  float softmax_scale;
-  glm_tensor out; /* act [rows][heads*head_dim] */
-} glm_paged_attention_args;
-
-/* y = act(silu(x[:, :n])) * x[:, n:], rounded to act; to `out` and/or quantised to `q`. Source: Shazeer 2020
- * (SwiGLU). */
-typedef struct glm_silu_mul_args {
-  int32_t rows;
-  glm_tensor x;     /* act [rows][2n] */
-  glm_tensor out;   /* act [rows][n], optional */
-  glm_tensor q;     /* FP8 [rows][n], optional */
-  glm_tensor scale; /* f32, with q */
-} glm_silu_mul_args;
-
-/* Everything in f32: s = sigmoid(x W^T); choice by s + bias; with groups > 1 only the topk_groups groups with the
- * largest sum of their two best choices take part (ties: lower group); the top_k best (ties: lower id) in order of
- * choice, best first;
- * weights = s at them (never (s + bias) - bias), divided by (their sum + 1e-20) if normalize, times `scale`.
- * Source: DeepSeek-V3 (2024), as Glm4MoeTopkRouter. */
-typedef struct glm_moe_route_args {
-  int32_t rows;
-  glm_tensor x;             /* act [rows][hidden] */
-  glm_weight weight;        /* [experts][hidden] */
-  glm_weight_format format; /* F32, BF16 or F16 */
-  const float* bias;        /* [experts] or NULL */
-  int32_t experts;
-  int32_t top_k; /* <= 32 */
-  int32_t groups;
-  int32_t topk_groups;
-  int32_t normalize;
-  float scale;
-  glm_tensor ids;     /* i32 [rows][top_k] */
-  glm_tensor weights; /* f32 [rows][top_k] */
-} glm_moe_route_args;
-
-/* Pack: assignment a = t*top_k + j. order[offsets[e] .. offsets[e+1]) lists, ascending, the assignments of local
- * expert e (global id first + e); offsets[0] = 0; assignments of experts elsewhere are left out. */
-typedef struct glm_moe_group_args {
-  int32_t rows;
-  glm_tensor ids; /* i32 [rows][top_k] */
-  int32_t top_k;
-  int32_t first;
-  int32_t count;
-  int32_t* offsets; /* [count + 1] */
-  int32_t* order;   /* [max rows * top_k] */
-} glm_moe_group_args;
-
-/* For each listed assignment a of expert e, with x row t = a / top_k: g = gate_e x, u = up_e x (each rounded to act),
- * y = silu_mul(g, u), written at row a of `out` (act) or, quantised, of `q`. Rows of unlisted assignments are not
- * touched. out.dtype says what act is even where out.data is NULL. */
-typedef struct glm_moe_gate_up_args {
-  int32_t rows;
-  int32_t top_k;
-  glm_tensor x;       /* act or FP8 [rows][hidden] */
-  glm_tensor x_scale; /* f32, with FP8 */
-  glm_expert_weights gate;
-  glm_expert_weights up;
-  const int32_t* offsets;
-  const int32_t* order;
-  glm_tensor out;   /* act [rows*top_k][intermediate], optional */
-  glm_tensor q;     /* FP8, optional */
-  glm_tensor scale; /* f32, with q */
-} glm_moe_gate_up_args;
-
-/* Unpack and combine: out[t] = base[t] + sum over j ascending of weights[t][j] * act(down_e(x[t*top_k + j])), in
- * f32, rounded once. Slots j whose expert is not local add nothing. */
-typedef struct glm_moe_down_args {
-  int32_t rows;
-  int32_t top_k;
-  glm_tensor x;       /* act or FP8 [rows*top_k][intermediate] */
-  glm_tensor x_scale; /* f32, with FP8 */
-  glm_expert_weights down;
-  const int32_t* offsets;
-  const int32_t* order;
-  glm_tensor ids;     /* i32 [rows][top_k] */
-  glm_tensor weights; /* f32 [rows][top_k] */
-  glm_tensor base;    /* act [rows][hidden], optional */
-  glm_tensor out;     /* act [rows][hidden]; may be base (in place) */
-} glm_moe_down_args;
-
-/* out[s] = x[sample_rows[s]]. */
-typedef struct glm_gather_rows_args {
-  int32_t rows; /* S */
-  const glm_step_inputs* step;
-  glm_tensor x;   /* act */
-  glm_tensor out; /* act */
-} glm_gather_rows_args;
-
-/* One token for each sample s, from logits[s] and the state of slot b = sample_slots[s]. With position p =
- * positions[sample_rows[s]] + 1 (of the token being sampled) and n = p - prompt_len tokens sampled before it:
- *  1. repetition: l = l > 0 ? l / r : l * r for every token seen in prompt or output; l -= frequency * times sampled;
- *     l -= presence if sampled at all; l += bias; stop ids become -inf while n < min_tokens. NaN logits count as -inf.
- *  2. temperature 0: the largest l, ties to the lower id. Otherwise l /= temperature, then keep: the top_k largest; of
- *     those, the shortest prefix in order (l descending, id ascending) whose softmax sum (over what top_k kept)
- *     reaches top_p; of those, tokens with probability >= min_p * the largest. The best token is always kept.
- *  3. the kept token with the largest l + g, g = -log(-log(u)) (Gumbel-max: an exact draw, whatever order the tokens
- *     are visited in), u = ((x >> 9) + 0.5) * 2^-23 with x = word (id % 4) of philox4x32-10(counter = {id / 4, p, 0,
- *     0}, key = {seed low, seed high}).
- * Writes out_token_ids and, if num_logprobs >= 0, out_logprobs and num_logprobs entries of out_top_*; sets
- * last_token[b]; adds one to counts[b][token]. If every logit is -inf or NaN the token is -1 and last_token and counts
- * stay: the runtime reports it.
- * Sources: Salmon et al. 2011 (Philox); Holtzman et al. 2020 (top-p); Keskar et al. 2019 (repetition). */
-typedef struct glm_sample_args {
-  int32_t rows; /* S */
-  const glm_step_inputs* step;
-  const glm_slots* slots;
-  glm_tensor logits; /* f32 [rows][vocab]; overwritten */
-} glm_sample_args;
-
-typedef enum glm_op {
-  GLM_OP_EMBED = 0,
-  GLM_OP_RMS_NORM,
-  GLM_OP_QUANTIZE,
-  GLM_OP_LINEAR,
-  GLM_OP_QK_NORM_ROPE_STORE,
-  GLM_OP_PAGED_ATTENTION,
-  GLM_OP_SILU_MUL,
-  GLM_OP_MOE_ROUTE,
-  GLM_OP_MOE_GROUP,
-  GLM_OP_MOE_GATE_UP,
-  GLM_OP_MOE_DOWN,
-  GLM_OP_GATHER_ROWS,
-  GLM_OP_SAMPLE,
-  GLM_OP_COUNT
-} glm_op;
 
 typedef struct glm_kernels {
   uint32_t version; /* GLM_KERNELS_VERSION */
@@ -431,6 +102,16 @@ typedef struct glm_kernels {
   glm_status (*graph_launch)(glm_device* device, glm_graph* graph);
   void (*graph_free)(glm_device* device, glm_graph* graph);
 
+  /* Groups: all three, or NULL in a table that has none. The devices of all ranks of an engine, rank i being
+   * devices[i], which then exchange data in all_reduce and sample. Each is called by its own thread; all call the same
+   * operations in the same order with the same rows. Made before an operation is called or a workspace asked for,
+   * destroyed when all streams are idle. */
+  glm_status (*group_create)(glm_device* const* devices, int32_t num_ranks, glm_group** out, char* error,
+                             size_t error_size);
+  /* From any thread, more than once: exchanges in progress and to come fail with GLM_DEVICE_ERROR instead of waiting. */
+  void (*group_abort)(glm_group* group);
+  void (*group_destroy)(glm_group* group);
+
   glm_status (*embed)(glm_device*, const glm_embed_args*);
   glm_status (*rms_norm)(glm_device*, const glm_rms_norm_args*);
   glm_status (*quantize)(glm_device*, const glm_quantize_args*);
@@ -442,6 +123,7 @@ typedef struct glm_kernels {
   glm_status (*moe_group)(glm_device*, const glm_moe_group_args*);
   glm_status (*moe_gate_up)(glm_device*, const glm_moe_gate_up_args*);
   glm_status (*moe_down)(glm_device*, const glm_moe_down_args*);
+  glm_status (*all_reduce)(glm_device*, const glm_all_reduce_args*);
   glm_status (*gather_rows)(glm_device*, const glm_gather_rows_args*);
   glm_status (*sample)(glm_device*, const glm_sample_args*);
 } glm_kernels;

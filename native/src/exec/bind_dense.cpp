@@ -92,6 +92,12 @@ OpArgs bind_silu_mul(OpReader& op) {
   return args;
 }
 
+OpArgs bind_all_reduce(OpReader& op) {
+  glm_all_reduce_args args{};
+  args.x = op.write_act("x", OpReader::kAnyCols);
+  return args;
+}
+
 OpArgs bind_gather_rows(OpReader& op) {
   glm_gather_rows_args args{};
   args.step = &op.resources().state.step;
@@ -104,7 +110,13 @@ OpArgs bind_sample(OpReader& op) {
   glm_sample_args args{};
   args.step = &op.resources().state.step;
   args.slots = &op.resources().state.slots;
-  args.logits = op.write("logits", GLM_F32, args.slots->vocab);
+  args.logits = op.write("logits", GLM_F32, OpReader::kAnyCols);
+  const int32_t vocab = args.slots->vocab;
+  if (!op.has("first") && args.logits.cols != vocab) {
+    op.error("logits", "has ", args.logits.cols, " columns, expected vocab ", vocab, ", or first=...");
+  }
+  if (op.has("first")) args.first = op.integer("first", 0, vocab - args.logits.cols);
+  if (args.first % 4 != 0) op.error("first", args.first, ", expected a multiple of 4");
   return args;
 }
 

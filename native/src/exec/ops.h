@@ -19,6 +19,7 @@
   X(MOE_GROUP, moe_group)                   \
   X(MOE_GATE_UP, moe_gate_up)               \
   X(MOE_DOWN, moe_down)                     \
+  X(ALL_REDUCE, all_reduce)                 \
   X(GATHER_ROWS, gather_rows)               \
   X(SAMPLE, sample)
 

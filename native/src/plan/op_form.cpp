@@ -18,8 +18,9 @@ const std::array<OpForm, GLM_OP_COUNT>& forms() {
       {"moe_group", {"ids", "top_k", "first", "count", "offsets", "order"}, {}},
       {"moe_gate_up", {"x", "gate", "up", "top_k", "offsets", "order"}, {"x_scale", "out", "q", "scale"}},
       {"moe_down", {"x", "down", "top_k", "offsets", "order", "ids", "weights", "out"}, {"x_scale", "base"}},
+      {"all_reduce", {"x"}, {}},
       {"gather_rows", {"x", "out"}, {}},
-      {"sample", {"logits"}, {}},
+      {"sample", {"logits"}, {"first"}},
   }};
   return table;
 }

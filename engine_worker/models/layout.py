@@ -1,0 +1,162 @@
+"""How a model is spread over ranks: what each of them holds.
+
+Tensor parallelism as in Megatron-LM (Shoeybi et al. 2019), expert parallelism as in GShard (Lepikhin et al. 2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from engine_worker.errors import ConfigError
+from engine_worker.models.config import ModelConfig
+from engine_worker.weights.records import FP8_BLOCK, Span
+
+MAX_RANKS = 64
+VOCAB_GRAIN = 4  # glm_sample_args.first is a multiple of it
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One rank's place among `tp` ranks.
+
+    Heads, dense and shared-expert widths and the vocabulary are divided by `tp`. Experts are divided among `ep` groups
+    of tp/ep ranks, and each expert's width among the ranks of its group: ep = tp is whole experts, ep = 1 tensor
+    parallelism throughout. Norms, router and embeddings are on every rank; so is a KV head that several ranks read.
+
+    `alone`: a rank slice, which runs without the other ranks: it exchanges nothing, and its numbers mean nothing.
+    """
+
+    tp: int = 1
+    ep: int = 1
+    rank: int = 0
+    alone: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.tp <= MAX_RANKS:
+            raise ConfigError(f"tp: {self.tp}, expected 1 to {MAX_RANKS}")
+        if self.ep < 1 or self.tp % self.ep:
+            raise ConfigError(f"ep: {self.ep}, expected a divisor of tp, which is {self.tp}")
+        if not 0 <= self.rank < self.tp:
+            raise ConfigError(f"rank: {self.rank}, expected 0 to {self.tp - 1}")
+
+    @property
+    def meta(self) -> dict[str, str | int]:
+        """For people who read a plan."""
+        place: dict[str, str | int] = {"tp": self.tp, "ep": self.ep, "rank": self.rank}
+        return {**place, "slice": 1} if self.alone else place
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether partial sums are to be added up over ranks."""
+        return self.tp > 1 and not self.alone
+
+    def width(self, size: int) -> Span:
+        """Of a dense layer or a shared expert."""
+        return _share(size, self.tp, self.rank)
+
+    def heads(self, c: ModelConfig) -> Span:
+        return _share(c.num_attention_heads, self.tp, self.rank)
+
+    def kv_heads(self, c: ModelConfig) -> Span:
+        """Those that this rank's query heads read; several ranks have the same one where there are more ranks."""
+        first, end = self.heads(c)
+        group = c.num_attention_heads // c.num_key_value_heads
+        return first // group, (end - 1) // group + 1
+
+    def experts(self, c: ModelConfig) -> Span:
+        return _share(c.n_routed_experts, self.ep, self.rank // (self.tp // self.ep))
+
+    def expert_width(self, c: ModelConfig) -> Span:
+        ranks = self.tp // self.ep
+        return _share(c.moe_intermediate_size, ranks, self.rank % ranks)
+
+    def vocab(self, c: ModelConfig) -> Span:
+        """Tokens whose logits this rank computes: as even as VOCAB_GRAIN allows."""
+        grains = -(-c.vocab_size // VOCAB_GRAIN)
+        first, end = (VOCAB_GRAIN * (grains * rank // self.tp) for rank in (self.rank, self.rank + 1))
+        return first, min(end, c.vocab_size)
+
+
+WHOLE = Layout()
+
+
+def _share(size: int, parts: int, index: int) -> Span:
+    return index * size // parts, (index + 1) * size // parts
+
+
+@dataclass(frozen=True, slots=True)
+class Parallelism:
+    """What the user asks for. Without `ep`, experts are cut as little as the model allows; `rank_slice` is a rank that
+    runs alone.
+    """
+
+    tp: int = 1
+    ep: int | None = None
+    rank_slice: int | None = None
+
+    def layouts(self, c: ModelConfig) -> tuple[Layout, ...]:
+        """Of each rank that runs. Raises ConfigError, with the layouts that suit the model, if this one does not."""
+        fitting = [ep for ep in _divisors(self.tp) if next(_problems(Layout(self.tp, ep), c), None) is None]
+        ep = max(fitting, default=1) if self.ep is None else self.ep
+        check_layout(Layout(self.tp, ep), c)
+        if self.rank_slice is not None:
+            return (Layout(self.tp, ep, self.rank_slice, alone=True),)
+        return tuple(Layout(self.tp, ep, rank) for rank in range(self.tp))
+
+
+ONE_RANK = Parallelism()
+
+
+def check_layout(layout: Layout, c: ModelConfig) -> None:
+    """Raises ConfigError, saying what does not divide and which layouts do, if `layout` does not suit the model."""
+    problem = next(_problems(layout, c), None)
+    if problem is not None:
+        raise ConfigError(f"tp={layout.tp} ep={layout.ep}: {problem}; layouts of this model: {_listed(c)}")
+
+
+def _problems(layout: Layout, c: ModelConfig) -> Iterator[str]:
+    tp, inner = layout.tp, layout.tp // layout.ep
+    if c.num_attention_heads % tp:
+        yield f"num_attention_heads {c.num_attention_heads} is not a multiple of tp"
+    if c.num_key_value_heads % tp and tp % c.num_key_value_heads:
+        yield f"num_key_value_heads {c.num_key_value_heads} and tp: neither is a multiple of the other"
+    if -(-c.vocab_size // VOCAB_GRAIN) < tp:
+        yield f"vocab_size {c.vocab_size} does not hold {VOCAB_GRAIN} tokens a rank"
+    if _has_experts(c) and c.n_routed_experts % layout.ep:
+        yield f"n_routed_experts {c.n_routed_experts} is not a multiple of ep"
+    for name, size, ranks in _widths(c, tp, inner):
+        if size % ranks:
+            yield f"{name} {size} is not a multiple of {ranks} ranks"
+        elif c.quantization == "block" and ranks > 1 and size // ranks % FP8_BLOCK:
+            yield f"{name} {size} over {ranks} ranks cuts blocks of {FP8_BLOCK} that share an FP8 scale"
+
+
+def _widths(c: ModelConfig, tp: int, inner: int) -> list[tuple[str, int, int]]:
+    """What is cut into equal parts: name, size, parts. KV heads that are not cut are repeated."""
+    widths = [("query heads' columns", c.num_attention_heads * c.head_dim, tp)]
+    widths.append(("KV heads' columns", c.num_key_value_heads * c.head_dim, min(tp, c.num_key_value_heads)))
+    if c.first_k_dense_replace:
+        widths.append(("intermediate_size", c.intermediate_size, tp))
+    if _has_experts(c):
+        widths.append(("moe_intermediate_size", c.moe_intermediate_size, inner))
+        if c.n_shared_experts:
+            widths.append(("shared experts' width", c.n_shared_experts * c.moe_intermediate_size, tp))
+    return widths
+
+
+def _has_experts(c: ModelConfig) -> bool:
+    return c.first_k_dense_replace < c.num_hidden_layers
+
+
+def _divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def _listed(c: ModelConfig) -> str:
+    fitting = []
+    for tp in range(1, MAX_RANKS + 1):
+        eps = [str(ep) for ep in _divisors(tp) if next(_problems(Layout(tp, ep), c), None) is None]
+        if eps:
+            fitting.append(f"tp={tp} ep={'|'.join(eps)}")
+    return ", ".join(fitting)
