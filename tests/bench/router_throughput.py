@@ -1,7 +1,8 @@
 """What the router itself costs: against a worker that computes nothing, in processes of their own.
 
-`python -m tests.bench.router_throughput` measures, at 64 streams, CPU time a streamed token at a real pace and at full
-speed, tokens a second, and the time to first token that the two hops add. It writes build/bench/router.json.
+`python -m tests.bench.router_throughput` measures, at 64 streams, CPU time a streamed token at a real pace, at one that
+is beyond the router's capacity, and at full speed (a step whenever there is credit, so that nothing is merged); tokens
+a second; and the time to first token that the two hops add. It writes build/bench/router.json.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tests.bench.machine import BUILD, cpu_seconds
 STREAMS = 64
 TOKENS = 512
 PACE_MS = 25.0
+FAST_MS = 3.0
 PROBES = 300
 REPEATS = 3
 
@@ -130,6 +132,7 @@ def main() -> None:
         "streams": STREAMS,
         "paced": asdict(cost(model, PACE_MS)),
         "paced_merged": asdict(cost(model, PACE_MS, "--stream-interval-ms", "70")),
+        "beyond_capacity": asdict(cost(model, FAST_MS)),
         "full_speed": asdict(cost(model, 0.0)),
         "full_speed_with_metrics": asdict(cost(model, 0.0, "--metrics-listen", "127.0.0.1:0")),
         "added_ttft_ms": added_ttft_ms(model),
