@@ -88,10 +88,11 @@ fuzz: build
 soak: build
 	python -m tests.chaos.soak
 
-# What serving costs on this machine: the router alone, and load beyond capacity.
+# What serving costs on this machine: the router alone, load beyond capacity, and workers and routers that die.
 bench-serving: build
 	python -m tests.bench.router_throughput
 	python -m tests.bench.overload
+	python -m tests.bench.failover
 
 # The hostile clients, with 10,000 idle connections instead of 2,000: needs a limit of 11,000 open files.
 hostile: build
