@@ -13,6 +13,8 @@ struct glm_device {
   std::string description;
   std::byte* workspace = nullptr; /* aligned to 64 bytes */
   size_t workspace_bytes = 0;
+  glm_group* group = nullptr; /* of the ranks, this device among them; NULL: there is but one */
+  int rank = 0;
 };
 
 namespace glm::cpu {

@@ -1,6 +1,8 @@
 /* Sampling in passes over (sample, chunk of the vocabulary). Chunks have a fixed size and are combined in order, so a
- * token depends neither on the other samples nor on the number of threads. */
+ * token depends neither on the other samples nor on the number of threads. Between passes, ranks that have other parts of
+ * the vocabulary combine their results. */
 #include "device.h"
+#include "exchange.h"
 #include "ops.h"
 #include "sample_draw.h"
 #include "sample_logits.h"
@@ -20,9 +22,14 @@ struct ChunkResult {
   RawStats raw;
 };
 
+/* Of this rank's part of the vocabulary, or of all ranks. */
 struct SampleResult {
   Choice best;
+  Bands bands;
   Cut cut;
+  Choice drawn;
+  RawStats raw;
+  float raw_logit = kNever; /* of the token; never: another rank's */
 };
 
 /* Sizes, and the scratch of every sample. */
@@ -30,6 +37,7 @@ struct Work {
   Work(std::byte* base, const glm_sample_args& args)
       : columns(args.logits.cols), chunks((columns + kChunk - 1) / kChunk), layout(base) {
     const auto n = static_cast<size_t>(args.rows);
+    own = layout.take<SampleResult>(n);
     samples = layout.take<SampleResult>(n);
     results = layout.take<ChunkResult>(n * chunks);
     block_max = layout.take<float>(n * chunks * (kChunk / kBlock));
@@ -43,7 +51,8 @@ struct Work {
   int32_t columns;
   int32_t chunks;
   WorkspaceLayout layout;
-  SampleResult* samples;
+  SampleResult* own;     /* of this rank */
+  SampleResult* samples; /* of all ranks */
   ChunkResult* results;
   float* block_max;
   float* raw_logits; /* the model's own, of samples that report log-probabilities */
@@ -57,7 +66,7 @@ struct Request {
         position(args.step->positions[args.step->sample_rows[sample]] + 1),
         first(args.first),
         logits(static_cast<float*>(row_of(args.logits, sample))),
-        counts(args.slots->counts + int64_t{slot} * args.slots->vocab + first) {}
+        counts(args.slots->counts + int64_t{slot} * args.slots->vocab) {}
 
   bool greedy() const { return sampling.temperature == 0.0f; }
 
@@ -66,12 +75,12 @@ struct Request {
   int32_t position; /* of the token being sampled */
   int32_t first;    /* id of column 0 */
   float* logits;
-  uint16_t* counts;
+  uint16_t* counts; /* of the whole vocabulary */
 };
 
 LogitSpan span_of(const Request& request, const Work& work, int32_t chunk) {
   const int32_t column = chunk * kChunk;
-  return {request.logits + column, request.counts + column, request.first + column, column,
+  return {request.logits + column, request.counts + request.first + column, request.first + column, column,
           std::min(kChunk, work.columns - column)};
 }
 
@@ -111,13 +120,14 @@ void measure_chunk(const Request& request, const Work& work, int64_t sample, int
                  [&](const float* block, int32_t, int32_t) { add_to_bands(block, max, &bands); });
 }
 
-void cut_sample(const Request& request, const Work& work, int64_t sample) {
+void cut_sample(const glm_sample_args& args, const Work& work, int64_t sample, Exchange& exchange) {
+  const Request request(args, sample);
   SampleResult& result = work.samples[sample];
   if (request.greedy() || result.best.id < 0) return;
-  Bands bands;
-  for (int32_t chunk = 0; chunk < work.chunks; ++chunk) bands.add(work.results_of(sample)[chunk].bands);
-  const Distribution values{request.logits, work.block_max_of(sample), work.columns, request.first, result.best.value};
-  result.cut = find_cut(request.sampling, values, bands);
+  const int32_t vocab = exchange.alone() ? work.columns : args.slots->vocab;
+  const Distribution values{request.logits, work.block_max_of(sample), work.columns, request.first,
+                            vocab,          result.best.value};
+  result.cut = find_cut(request.sampling, values, result.bands, exchange);
 }
 
 void draw_chunk(const Request& request, const Work& work, int64_t sample, int32_t chunk) {
@@ -131,34 +141,73 @@ void draw_chunk(const Request& request, const Work& work, int64_t sample, int32_
   });
 }
 
-/* The best over chunks, in order: ties stay with the lower id. */
-Choice best_of(const Work& work, int64_t sample, Choice ChunkResult::* member) {
-  Choice best;
-  for (int32_t chunk = 0; chunk < work.chunks; ++chunk) {
-    const Choice& choice = work.results_of(sample)[chunk].*member;
-    if (choice.value > best.value) best = choice;
+/* merge(result of the chunk, sample) for all chunks in order. */
+template <typename Merge>
+void for_each_result(const Work& work, int32_t rows, Merge merge) {
+  for (int64_t sample = 0; sample < rows; ++sample) {
+    for (int32_t chunk = 0; chunk < work.chunks; ++chunk) merge(work.results_of(sample)[chunk], sample);
   }
-  return best;
 }
 
-void write_logprobs(const glm_sample_args& args, const Request& request, const Work& work, int64_t sample,
-                    int32_t token) {
-  const int32_t wanted = request.sampling.num_logprobs;
-  const ChunkResult* results = work.results_of(sample);
-  float max = kNever;
-  for (int32_t chunk = 0; chunk < work.chunks; ++chunk)
-    max = results[chunk].raw.max > max ? results[chunk].raw.max : max;
-  double sum = 0.0;
-  TopList top;
-  for (int32_t chunk = 0; chunk < work.chunks; ++chunk) {
-    const RawStats& raw = results[chunk].raw;
-    sum += raw.sum * exp_below(raw.max, max);
-    for (int32_t i = 0; i < raw.top.size; ++i) top.insert(raw.top.best[i], wanted);
+/* merge(what a rank has of the sample, sample) for all ranks in order. */
+template <typename Merge>
+void for_each_rank(const Work& work, int32_t rows, Exchange& exchange, Merge merge) {
+  exchange.each(work.own, [&](const SampleResult* theirs) {
+    for (int64_t sample = 0; sample < rows; ++sample) merge(theirs[sample], sample);
+  });
+}
+
+/* Parts come in order of id: ties stay with the lower one. */
+void take_better(const Choice& other, Choice* choice) {
+  if (other.value > choice->value) *choice = other;
+}
+
+void find_best(const Work& work, int32_t rows, Exchange& exchange) {
+  for (int64_t i = 0; i < rows; ++i) work.own[i] = work.samples[i] = {};
+  for_each_result(work, rows, [&](const ChunkResult& chunk, int64_t i) { take_better(chunk.best, &work.own[i].best); });
+  for_each_rank(work, rows, exchange,
+                [&](const SampleResult& rank, int64_t i) { take_better(rank.best, &work.samples[i].best); });
+}
+
+void find_bands(const Work& work, int32_t rows, Exchange& exchange) {
+  for_each_result(work, rows, [&](const ChunkResult& chunk, int64_t i) { work.own[i].bands.add(chunk.bands); });
+  for_each_rank(work, rows, exchange,
+                [&](const SampleResult& rank, int64_t i) { work.samples[i].bands.add(rank.bands); });
+}
+
+void find_drawn(const Work& work, int32_t rows, Exchange& exchange) {
+  for_each_result(work, rows,
+                  [&](const ChunkResult& chunk, int64_t i) { take_better(chunk.drawn, &work.own[i].drawn); });
+  for_each_rank(work, rows, exchange,
+                [&](const SampleResult& rank, int64_t i) { take_better(rank.drawn, &work.samples[i].drawn); });
+}
+
+int32_t token_of(const Request& request, const SampleResult& result) {
+  return request.greedy() || result.best.id < 0 ? result.best.id : result.drawn.id;
+}
+
+/* What log-probabilities take: the model's own logits over the whole vocabulary, and that of the token. */
+void find_raw(const glm_sample_args& args, const Work& work, Exchange& exchange) {
+  const auto wanted = [&](int64_t i) { return Request(args, i).sampling.num_logprobs; };
+  for_each_result(work, args.rows, [&](const ChunkResult& chunk, int64_t i) {
+    if (wanted(i) >= 0) add_stats(chunk.raw, wanted(i), &work.own[i].raw);
+  });
+  for (int64_t i = 0; i < args.rows; ++i) {
+    const int32_t column = token_of(Request(args, i), work.samples[i]) - args.first;
+    if (column >= 0 && column < work.columns) work.own[i].raw_logit = work.raw_of(i)[column];
   }
-  const double normalizer = max + std::log(sum);
-  args.step->out_logprobs[sample] = static_cast<float>(work.raw_of(sample)[token - request.first] - normalizer);
+  for_each_rank(work, args.rows, exchange, [&](const SampleResult& rank, int64_t i) {
+    if (wanted(i) < 0) return;
+    add_stats(rank.raw, wanted(i), &work.samples[i].raw);
+    if (rank.raw_logit > work.samples[i].raw_logit) work.samples[i].raw_logit = rank.raw_logit;
+  });
+}
+
+void write_logprobs(const glm_sample_args& args, int32_t wanted, const SampleResult& result, int64_t sample) {
+  const double normalizer = result.raw.max + std::log(result.raw.sum);
+  args.step->out_logprobs[sample] = static_cast<float>(result.raw_logit - normalizer);
   for (int32_t i = 0; i < wanted; ++i) {
-    const Choice choice = i < top.size ? top.best[i] : Choice{};
+    const Choice choice = i < result.raw.top.size ? result.raw.top.best[i] : Choice{};
     args.step->out_top_ids[sample * GLM_MAX_LOGPROBS + i] = choice.id;
     args.step->out_top_logprobs[sample * GLM_MAX_LOGPROBS + i] = static_cast<float>(choice.value - normalizer);
   }
@@ -166,14 +215,28 @@ void write_logprobs(const glm_sample_args& args, const Request& request, const W
 
 void finish_sample(const glm_sample_args& args, const Work& work, int64_t sample) {
   const Request request(args, sample);
-  const Choice best = work.samples[sample].best;
-  const int32_t token = request.greedy() || best.id < 0 ? best.id : best_of(work, sample, &ChunkResult::drawn).id;
+  const int32_t token = token_of(request, work.samples[sample]);
   args.step->out_token_ids[sample] = token;
   if (token < 0) return;
-  if (request.sampling.num_logprobs >= 0) write_logprobs(args, request, work, sample, token);
+  const int32_t wanted = request.sampling.num_logprobs;
+  if (wanted >= 0) write_logprobs(args, wanted, work.samples[sample], sample);
   args.slots->last_token[request.slot] = token;
-  uint16_t& count = request.counts[token - request.first];
+  uint16_t& count = request.counts[token];
   if ((count & 0x7fffu) != 0x7fffu) ++count;
+}
+
+/* Steps 2 and 3. */
+template <typename ForChunks>
+void draw(glm_device* device, const glm_sample_args& args, const Work& work, Exchange& exchange, ForChunks for_chunks) {
+  for_chunks(measure_chunk);
+  find_bands(work, args.rows, exchange);
+  /* The ranks search in lockstep, sample by sample. */
+  const int64_t grain = exchange.alone() ? 1 : args.rows;
+  parallel_for(device->pool, args.rows, grain, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) cut_sample(args, work, i, exchange);
+  });
+  for_chunks(draw_chunk);
+  find_drawn(work, args.rows, exchange);
 }
 
 }  // namespace
@@ -184,6 +247,7 @@ size_t sample_workspace(const glm_device*, const glm_sample_args* args) {
 
 glm_status sample(glm_device* device, const glm_sample_args* args) {
   const Work work(device->workspace, *args);
+  Exchange exchange(device);
   const auto for_chunks = [&](auto pass) {
     parallel_for(device->pool, int64_t{args->rows} * work.chunks, 1, [&](int64_t begin, int64_t end, int) {
       for (int64_t i = begin; i < end; ++i) {
@@ -193,18 +257,17 @@ glm_status sample(glm_device* device, const glm_sample_args* args) {
     });
   };
   for_chunks(prepare_chunk);
+  find_best(work, args->rows, exchange);
   bool noisy = false;
+  bool logprobs = false;
   for (int64_t i = 0; i < args->rows; ++i) {
-    work.samples[i] = {best_of(work, i, &ChunkResult::best), {}};
-    noisy = noisy || !Request(*args, i).greedy();
+    const Request request(*args, i);
+    noisy = noisy || !request.greedy();
+    logprobs = logprobs || request.sampling.num_logprobs >= 0;
   }
-  if (noisy) {
-    for_chunks(measure_chunk);
-    parallel_for(device->pool, args->rows, 1, [&](int64_t begin, int64_t end, int) {
-      for (int64_t i = begin; i < end; ++i) cut_sample(Request(*args, i), work, i);
-    });
-    for_chunks(draw_chunk);
-  }
+  if (noisy) draw(device, *args, work, exchange, for_chunks);
+  if (logprobs) find_raw(*args, work, exchange);
+  if (exchange.status() != GLM_OK) return exchange.status();
   for (int64_t i = 0; i < args->rows; ++i) finish_sample(*args, work, i);
   return GLM_OK;
 }

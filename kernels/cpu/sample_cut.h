@@ -1,15 +1,17 @@
 /* top-k, top-p and min-p. In the order (value descending, id ascending) each keeps a prefix, so together they are one
- * cut. The end of a prefix is found by radix selection on the bits of the values: exact, without sorting. */
+ * cut. The end of a prefix is found by radix selection on the bits of the values: exact, without sorting, and, where
+ * ranks have parts of the vocabulary, from sums over ranks alone. */
 #ifndef GLM_CPU_SAMPLE_CUT_H
 #define GLM_CPU_SAMPLE_CUT_H
 
 #include <cmath>
 
+#include "exchange.h"
 #include "sample_block.h"
 
 GLM_CPU_BEGIN
 
-/* The last token kept. */
+/* The last token kept, of this rank's: id -1 if it keeps none of that value. */
 struct Cut {
   float value = kNever;
   int32_t id = std::numeric_limits<int32_t>::max();
@@ -54,13 +56,14 @@ inline void add_to_bands(const float* block, float max, Bands* bands) {
   }
 }
 
-/* All of one sample's values, its blocks' maxima among them. */
+/* This rank's values of one sample, and its blocks' maxima. */
 struct Distribution {
   const float* values;
   const float* block_max;
   int32_t columns;
   int32_t first; /* id of values[0] */
-  float max;
+  int32_t vocab; /* tokens on all ranks */
+  float max;     /* on all ranks */
 };
 
 /* Larger values have smaller keys; 0 and -0 have the same. */
@@ -77,14 +80,15 @@ inline float value_of_key(uint32_t key) {
  * `floor` may be needed for it; if all of them together fall short, everything is kept. */
 class PrefixSearch {
  public:
-  PrefixSearch(const Distribution& values, float floor, bool by_count)
-      : values_(values), floor_(floor), by_count_(by_count) {}
+  PrefixSearch(const Distribution& values, float floor, bool by_count, Exchange& exchange)
+      : values_(values), floor_(floor), by_count_(by_count), exchange_(exchange) {}
 
   Cut find(double target) {
     uint32_t prefix = 0;
     double before = 0.0;
     for (int level = 0; level < kLevels; ++level) {
       count_bins(level, prefix);
+      exchange_.sum(bins_, 1 << kBits[level]);
       const int bin = crossing_bin(level, target, &before);
       if (bin < 0) return {};
       prefix = prefix << kBits[level] | static_cast<uint32_t>(bin);
@@ -145,8 +149,25 @@ class PrefixSearch {
     return level == 0 ? -1 : last;
   }
 
+  /* Tokens of this value on ranks whose ids are lower than this rank's. */
+  double equals_below(float value) const {
+    if (exchange_.alone()) return 0.0;
+    double counts[GLM_MAX_RANKS] = {};
+    for_each_candidate(value, [&](float candidate, int32_t) {
+      counts[exchange_.rank()] += candidate == value;
+      return true;
+    });
+    exchange_.sum(counts, exchange_.num_ranks());
+    double below = 0.0;
+    for (int rank = 0; rank < exchange_.rank(); ++rank) below += counts[rank];
+    return below;
+  }
+
   Cut among_equals(float value, double target, double before) const {
-    Cut cut;
+    Cut cut{value, -1};
+    const double below = equals_below(value);
+    for (double i = 0.0; i < below; ++i) before += weight(value);
+    if (below > 0.0 && before >= target) return cut;
     for_each_candidate(value, [&](float candidate, int32_t id) {
       if (candidate != value) return true;
       before += weight(value);
@@ -159,6 +180,7 @@ class PrefixSearch {
   const Distribution& values_;
   float floor_;
   bool by_count_;
+  Exchange& exchange_;
   double bins_[1 << 11];
 };
 
@@ -178,7 +200,7 @@ inline float search_floor(const glm_sampling& request, const Bands& bands, float
   return kNever;
 }
 
-/* Sum of exp(value - max) over the tokens kept. */
+/* Sum of exp(value - max) over this rank's tokens that are kept. */
 inline double mass_kept(const Distribution& values, const Cut& cut) {
   double mass = 0.0;
   for (int32_t begin = 0; begin < values.columns; begin += kBlock) {
@@ -196,15 +218,18 @@ inline bool needs_bands(const glm_sampling& request) {
 }
 
 /* Step 2 of glm_sample_args. */
-inline Cut find_cut(const glm_sampling& request, const Distribution& values, const Bands& bands) {
+inline Cut find_cut(const glm_sampling& request, const Distribution& values, const Bands& bands, Exchange& exchange) {
   Cut cut;
   const float floor = search_floor(request, bands, values.max);
   double mass = bands.total;
-  if (request.top_k > 0 && request.top_k < values.columns) {
-    cut = PrefixSearch(values, floor, true).find(request.top_k);
+  if (request.top_k > 0 && request.top_k < values.vocab) {
+    cut = PrefixSearch(values, floor, true, exchange).find(request.top_k);
     mass = mass_kept(values, cut);
+    exchange.sum(&mass, 1);
   }
-  if (request.top_p < 1.0f) cut = narrower(cut, PrefixSearch(values, floor, false).find(request.top_p * mass));
+  if (request.top_p < 1.0f) {
+    cut = narrower(cut, PrefixSearch(values, floor, false, exchange).find(request.top_p * mass));
+  }
   if (request.min_p > 0.0f) {
     const auto lowest = static_cast<float>(values.max + std::log(static_cast<double>(request.min_p)));
     cut = narrower(cut, {lowest, std::numeric_limits<int32_t>::max()});

@@ -77,6 +77,14 @@ struct RawStats {
   TopList top;
 };
 
+/* What two parts of a vocabulary have together; `other` has the higher ids. */
+inline void add_stats(const RawStats& other, int32_t capacity, RawStats* stats) {
+  const float max = other.max > stats->max ? other.max : stats->max;
+  stats->sum = stats->sum * exp_below(stats->max, max) + other.sum * exp_below(other.max, max);
+  stats->max = max;
+  for (int32_t i = 0; i < other.top.size; ++i) stats->top.insert(other.top.best[i], capacity);
+}
+
 inline void add_to_top(const float* block, int32_t n, int32_t first, float max, int32_t capacity, TopList* top) {
   if (capacity == 0 || (top->size == capacity && !(max > top->best[capacity - 1].value))) return;
   for (int32_t i = 0; i < n; ++i) {

@@ -1,6 +1,7 @@
 /* The table of one instruction set. */
 #include "device.h"
 #include "fp8.h"
+#include "group.h"
 #include "memory.h"
 #include "ops.h"
 
@@ -68,9 +69,9 @@ const glm_kernels kKernels = {
     .graph_end = nullptr,
     .graph_launch = nullptr,
     .graph_free = nullptr,
-    .group_create = nullptr,
-    .group_abort = nullptr,
-    .group_destroy = nullptr,
+    .group_create = group_create,
+    .group_abort = group_abort,
+    .group_destroy = group_destroy,
     .embed = embed,
     .rms_norm = rms_norm,
     .quantize = quantize,
@@ -82,7 +83,7 @@ const glm_kernels kKernels = {
     .moe_group = moe_group,
     .moe_gate_up = moe_gate_up,
     .moe_down = moe_down,
-    .all_reduce = nullptr,
+    .all_reduce = all_reduce,
     .gather_rows = gather_rows,
     .sample = sample,
 };

@@ -164,6 +164,10 @@ class Device:
         self.table.kernels.device_close(self._handle)
 
     @property
+    def handle(self) -> ctypes.c_void_p:
+        return self._handle
+
+    @property
     def description(self) -> str:
         text: bytes = self.table.kernels.device_description(self._handle)
         return text.decode()
@@ -174,10 +178,15 @@ class Device:
         size = self.table.kernels.workspace_bytes(self._handle, op, ctypes.byref(args))
         workspace = Buffer(poison((size,), np.uint8))
         self.table.kernels.set_workspace(self._handle, workspace.pointer, size)
-        status = getattr(self.table.kernels, op.name.lower())(self._handle, ctypes.byref(args))
+        status = self.call(op, args)
         assert status == abi.Status.OK, f"{op.name} returned {abi.Status(status).name}"
         self.memory.wait()
         workspace.read()
+
+    def call(self, op: abi.Op, args: ctypes.Structure) -> int:
+        """The status of the operation, with the workspace that the device has."""
+        status: int = getattr(self.table.kernels, op.name.lower())(self._handle, ctypes.byref(args))
+        return status
 
 
 @dataclass

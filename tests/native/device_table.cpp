@@ -276,6 +276,9 @@ GLM_EXPORT int32_t glm_device_table_set_up(const char* kernels_path) {
   table.graph_end = graph_end;
   table.graph_launch = graph_launch;
   table.graph_free = graph_free;
+  table.group_create = nullptr;
+  table.group_abort = nullptr;
+  table.group_destroy = nullptr;
 #define GLM_ENQUEUE(enumerator, field) table.field = enqueue_op<glm_##field##_args>;
   GLM_FOR_EACH_OP(GLM_ENQUEUE)
 #undef GLM_ENQUEUE

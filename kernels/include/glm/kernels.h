@@ -33,6 +33,7 @@ extern "C" {
 #endif
 
 #define GLM_KERNELS_VERSION 3u
+#define GLM_MAX_RANKS 64 /* devices of a group */
 
 typedef struct glm_device glm_device; /* opaque: threads or a GPU, owned by the table */
 typedef struct glm_event glm_event;   /* opaque: a mark in the device's stream */
