@@ -27,6 +27,7 @@ TOKENS = 96
 # Every stream has as many tokens before the disturbance.
 BEFORE = 8
 REPEATS = 3
+_TICK_S = 0.05
 
 
 async def gaps(router: Service, victim: Service, number: signal.Signals) -> list[float]:
@@ -77,10 +78,22 @@ async def cluster() -> AsyncIterator[tuple[list[Service], Service]]:
 
 
 async def worker_lost(number: signal.Signals) -> dict[str, float]:
-    """`moved`: requests that went on elsewhere; `gap_s`: the longest silence."""
+    """`moved`: requests that went on elsewhere; `gap_s`: the longest silence; `own_gap_s`: ours, for other reasons."""
     async with cluster() as (workers, router):
+        late: list[float] = []
+        clock = asyncio.create_task(tick(late))
         found = await gaps(router, workers[0], number)
-        return {"moved": len(router.events("request_moved")), "gap_s": round(max(found), 2)}
+        clock.cancel()
+        moved = len(router.events("request_moved"))
+        return {"moved": moved, "gap_s": round(max(found), 2), "own_gap_s": round(max(late), 2)}
+
+
+async def tick(late: list[float]) -> None:
+    """Note how much later than asked for this process was woken, for as long as it lasts."""
+    while True:
+        start = time.perf_counter()
+        await asyncio.sleep(_TICK_S)
+        late.append(time.perf_counter() - start - _TICK_S)
 
 
 async def router_lost() -> dict[str, float]:
