@@ -11,11 +11,13 @@ from engine_worker.errors import ConfigError
 from engine_worker.models.config import ModelConfig, read_model_config
 from engine_worker.models.glm4_moe import Weights, declare_weights, record_step
 from engine_worker.models.layout import ONE_RANK, Layout, Parallelism
+from engine_worker.models.quantization import fp8_format
 from engine_worker.plan.record import KvDtype, Plan
 from engine_worker.runtime.records import TensorSource
-from engine_worker.weights.manifest import Manifest
+from engine_worker.weights.manifest import Declarer, Manifest
 from engine_worker.weights.records import WeightFormat
 from engine_worker.weights.safetensors_index import read_checkpoint
+from engine_worker.weights.synthetic import SyntheticManifest
 
 __all__ = ["KvDtypeSetting", "Model", "ModelConfig", "Parallelism", "RankPlans", "build_model"]
 
@@ -48,10 +50,16 @@ class Model:
         return self.ranks[0].decode
 
 
-def build_model(directory: Path, kv_dtype: KvDtypeSetting = "auto", parallelism: Parallelism = ONE_RANK) -> Model:
+def build_model(
+    directory: Path,
+    kv_dtype: KvDtypeSetting = "auto",
+    parallelism: Parallelism = ONE_RANK,
+    synthetic_seed: int | None = None,
+) -> Model:
     """Read config, index and shard headers of `directory` and record each rank's plans; no weight is read.
 
-    `revision` is the SHA-256 of config.json, the index and the shards' headers. Raises CheckpointError (broken or
+    With `synthetic_seed` the weights are made up and config.json is all that is read. `revision` is the SHA-256 of
+    config.json, the index and the shards' headers. Raises CheckpointError (broken or
     incomplete checkpoint), UnsupportedError (a model or format that is not implemented), ConfigError (`kv_dtype` or
     `parallelism`).
     """
@@ -59,9 +67,15 @@ def build_model(directory: Path, kv_dtype: KvDtypeSetting = "auto", parallelism:
         raise ConfigError(f"kv_dtype: {kv_dtype!r}, expected auto, {', '.join(get_args(KvDtype))}")
     config, config_bytes = read_model_config(directory)
     layouts = parallelism.layouts(config)
-    checkpoint = read_checkpoint(directory)
-    formats = {"channel": WeightFormat.FP8_CHANNEL, "block": WeightFormat.FP8_BLOCK}
-    manifest = Manifest(checkpoint, formats[config.quantization] if config.quantization else None)
+    manifest: Declarer
+    if synthetic_seed is None:
+        checkpoint = read_checkpoint(directory)
+        origin = checkpoint.digest
+        manifest = Manifest(checkpoint, fp8_format(config.quantization))
+    else:
+        origin = f"synthetic {synthetic_seed}"
+        plain = WeightFormat.BF16 if config.activation_dtype == "bf16" else WeightFormat.F32
+        manifest = SyntheticManifest(fp8_format(config.quantization), plain, config.num_hidden_layers, synthetic_seed)
     weights = declare_weights(manifest, config)
     tensors = manifest.close()
     cache_dtype: KvDtype = config.activation_dtype if kv_dtype == "auto" else kv_dtype
@@ -69,7 +83,7 @@ def build_model(directory: Path, kv_dtype: KvDtypeSetting = "auto", parallelism:
         config=config,
         ranks=tuple(record_rank(config, weights, cache_dtype, layout) for layout in layouts),
         tensors=tensors,
-        revision=hashlib.sha256(config_bytes + checkpoint.digest.encode()).hexdigest(),
+        revision=hashlib.sha256(config_bytes + origin.encode()).hexdigest(),
     )
 
 

@@ -15,7 +15,7 @@ from engine_worker.models.layout import WHOLE, Layout, check_layout
 from engine_worker.models.ops import Activation, Recorder
 from engine_worker.models.scratch import MlpScratch, Scratch
 from engine_worker.plan.record import Buffer, KvCache, KvDtype, Plan, PlanName
-from engine_worker.weights.manifest import Manifest
+from engine_worker.weights.manifest import Declarer
 from engine_worker.weights.records import Experts, Matrix, Span, Vector
 
 
@@ -53,7 +53,7 @@ class Weights:
     head: Matrix  # [vocab][hidden]
 
 
-def declare_weights(m: Manifest, c: ModelConfig) -> Weights:
+def declare_weights(m: Declarer, c: ModelConfig) -> Weights:
     """Declare what the model reads and waive what it knows and does not read."""
     weights = Weights(
         embed=m.matrix("embed", [("model.embed_tokens", c.vocab_size)], c.hidden_size),
@@ -69,7 +69,7 @@ def declare_weights(m: Manifest, c: ModelConfig) -> Weights:
     return weights
 
 
-def _declare_layer(m: Manifest, c: ModelConfig, i: int) -> LayerWeights:
+def _declare_layer(m: Declarer, c: ModelConfig, i: int) -> LayerWeights:
     name, at = f"layers.{i}", f"model.layers.{i}"
     q, kv = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
     qkv = [(f"{at}.self_attn.q_proj", q), (f"{at}.self_attn.k_proj", kv), (f"{at}.self_attn.v_proj", kv)]
@@ -94,14 +94,14 @@ def _declare_layer(m: Manifest, c: ModelConfig, i: int) -> LayerWeights:
     )
 
 
-def _declare_mlp(m: Manifest, c: ModelConfig, name: str, at: str, width: int) -> MlpWeights:
+def _declare_mlp(m: Declarer, c: ModelConfig, name: str, at: str, width: int) -> MlpWeights:
     return MlpWeights(
         gate_up=m.matrix(f"{name}.gate_up", [(f"{at}.gate_proj", width), (f"{at}.up_proj", width)], c.hidden_size),
         down=m.matrix(f"{name}.down", [(f"{at}.down_proj", c.hidden_size)], width),
     )
 
 
-def _declare_moe(m: Manifest, c: ModelConfig, name: str, at: str) -> MoeWeights:
+def _declare_moe(m: Declarer, c: ModelConfig, name: str, at: str) -> MoeWeights:
     count, width, expert = c.n_routed_experts, c.moe_intermediate_size, f"{at}.experts.{{e}}"
     shared = None
     if c.n_shared_experts:

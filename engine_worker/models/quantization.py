@@ -6,11 +6,17 @@ from typing import Literal
 
 from engine_worker.errors import CheckpointError, UnsupportedError
 from engine_worker.models.config_fields import ConfigFields
-from engine_worker.weights.records import FP8_BLOCK
+from engine_worker.weights.records import FP8_BLOCK, WeightFormat
 
 # channel: a scale per output channel of a weight and per token of an activation; block: per 128x128 weight block and
 # per 128 columns of a token.
 Quantization = Literal["channel", "block"]
+
+
+def fp8_format(quantization: Quantization | None) -> WeightFormat | None:
+    """Of the weights that the scheme covers."""
+    formats = {"channel": WeightFormat.FP8_CHANNEL, "block": WeightFormat.FP8_BLOCK}
+    return None if quantization is None else formats[quantization]
 
 
 def read_quantization(fields: ConfigFields) -> Quantization | None:

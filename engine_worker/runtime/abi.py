@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,7 +26,7 @@ from engine_worker.runtime.records import (
     StepResult,
 )
 
-RUNTIME_VERSION = 2
+RUNTIME_VERSION = 3
 PAGE_SIZE = 16
 MAX_STOP_IDS = 64
 MAX_LOGIT_BIAS = 300
@@ -50,6 +51,9 @@ class CTensorSource(ctypes.Structure):
         ("dtype", ctypes.c_char_p),
         ("rank", ctypes.c_int32),
         ("shape", ctypes.c_int64 * MAX_RANK),
+        ("seed", ctypes.c_uint64),
+        ("mean", ctypes.c_float),
+        ("spread", ctypes.c_float),
     )
 
 
@@ -71,6 +75,7 @@ class CEngineOptions(ctypes.Structure):
         ("max_context", ctypes.c_int32),
         ("num_pages", ctypes.c_int32),
         ("fit_pages", ctypes.c_int32),
+        ("random_kv", ctypes.c_int32),
         ("progress", CProgress),
         ("progress_context", ctypes.c_void_p),
     )
@@ -189,6 +194,8 @@ class Library:
             "submit": (engine, ctypes.POINTER(CStepBatch)),
             "collect": (engine, ctypes.POINTER(CStepResult)),
             "read_buffer": (engine, ctypes.c_char_p, count, ctypes.c_void_p, ctypes.c_size_t),
+            "write_buffer": (engine, ctypes.c_char_p, count, ctypes.c_void_p, ctypes.c_size_t),
+            "run_ops": (engine, ctypes.POINTER(CStepBatch), ints, count, count, ctypes.POINTER(CStepResult)),
         }
         for name, arguments in signatures.items():
             function = getattr(self._dll, f"glm_engine_{name}")
@@ -270,40 +277,64 @@ class Engine:
 
     def submit(self, batch: StepBatch) -> None:
         """Queue a step; the arrays are copied. At most MAX_IN_FLIGHT steps may be uncollected."""
-        num_rows, num_seqs = len(batch.token_ids), len(batch.seq_slots)
-        shapes: dict[str, tuple[int | None, ...]] = {
-            "token_ids": (None,),
-            "positions": (num_rows,),
-            "seq_slots": (None,),
-            "seq_starts": (num_seqs + 1,),
-            "sample_rows": (None,),
-            "page_updates": (None, 3),
-        }
-        for name, shape in shapes.items():
-            _check(name, getattr(batch, name), shape)
-        counts = (num_rows, num_seqs, len(batch.sample_rows), len(batch.page_updates))
-        plan = PLAN_DECODE if batch.decode else PLAN_MIXED
-        raw = CStepBatch(*counts, plan, *(getattr(batch, name).ctypes.data for name in shapes))
-        self._library.call("submit", self._handle, ctypes.byref(raw))
+        self._library.call("submit", self._handle, ctypes.byref(_c_batch(batch)))
 
     def collect(self) -> StepResult:
         """Wait for the oldest uncollected step."""
         raw = CStepResult()
         self._library.call("collect", self._handle, ctypes.byref(raw))
-        count = raw.num_samples
-        return StepResult(
-            token_ids=_copy(raw.token_ids, (count,), np.int32),
-            logprobs=_copy(raw.logprobs, (count,), np.float32),
-            top_ids=_copy(raw.top_ids, (count, MAX_LOGPROBS), np.int32),
-            top_logprobs=_copy(raw.top_logprobs, (count, MAX_LOGPROBS), np.float32),
-            device_ns=raw.device_ns,
-        )
+        return _result(raw)
+
+    def run_ops(self, batch: StepBatch, ops: Sequence[int], repeats: int = 1) -> StepResult:
+        """Run the ops at these places in the batch's plan, in this order, `repeats` times; the engine must be idle.
+
+        `device_ns` is the shortest time of the whole list. For profiles and for comparing kernel tables.
+        """
+        places = np.array(ops, np.int32)
+        raw = CStepResult()
+        arguments = (ctypes.byref(_c_batch(batch)), places.ctypes.data, len(places), repeats, ctypes.byref(raw))
+        self._library.call("run_ops", self._handle, *arguments)
+        return _result(raw)
 
     def read_buffer(self, name: str, shape: tuple[int, int], dtype: DTypeLike) -> NDArray[Any]:
         """Copy `shape` = (rows, cols) of a plan buffer as the last step left it; bf16 as uint16, FP8 as uint8."""
         out = np.empty(shape, dtype)
         self._library.call("read_buffer", self._handle, name.encode(), shape[0], out.ctypes.data, out.nbytes)
         return out
+
+    def write_buffer(self, name: str, values: NDArray[Any]) -> None:
+        """Set the first rows of a plan buffer; the engine must be idle. bf16 as uint16, FP8 as uint8."""
+        data = np.ascontiguousarray(values)
+        self._library.call("write_buffer", self._handle, name.encode(), len(data), data.ctypes.data, data.nbytes)
+
+
+def _c_batch(batch: StepBatch) -> CStepBatch:
+    """Points into the batch's arrays."""
+    num_rows, num_seqs = len(batch.token_ids), len(batch.seq_slots)
+    shapes: dict[str, tuple[int | None, ...]] = {
+        "token_ids": (None,),
+        "positions": (num_rows,),
+        "seq_slots": (None,),
+        "seq_starts": (num_seqs + 1,),
+        "sample_rows": (None,),
+        "page_updates": (None, 3),
+    }
+    for name, shape in shapes.items():
+        _check(name, getattr(batch, name), shape)
+    counts = (num_rows, num_seqs, len(batch.sample_rows), len(batch.page_updates))
+    plan = PLAN_DECODE if batch.decode else PLAN_MIXED
+    return CStepBatch(*counts, plan, *(getattr(batch, name).ctypes.data for name in shapes))
+
+
+def _result(raw: CStepResult) -> StepResult:
+    count = raw.num_samples
+    return StepResult(
+        token_ids=_copy(raw.token_ids, (count,), np.int32),
+        logprobs=_copy(raw.logprobs, (count,), np.float32),
+        top_ids=_copy(raw.top_ids, (count, MAX_LOGPROBS), np.int32),
+        top_logprobs=_copy(raw.top_logprobs, (count, MAX_LOGPROBS), np.float32),
+        device_ns=raw.device_ns,
+    )
 
 
 def _check(name: str, array: Int32Array, shape: tuple[int | None, ...]) -> None:
@@ -346,7 +377,9 @@ def _c_options(options: EngineOptions, raised: list[BaseException]) -> tuple[CEn
             raise errors.CheckpointError(
                 f"tensor {source.name}: rank {len(source.shape)}, at most {MAX_RANK} is supported"
             )
-        raw.name, raw.path = source.name.encode(), str(source.path).encode()
+        raw.name, raw.path = source.name.encode(), None if source.path is None else str(source.path).encode()
+        if source.values is not None:
+            raw.seed, raw.mean, raw.spread = source.values.seed, source.values.mean, source.values.spread
         raw.offset, raw.bytes, raw.dtype = source.offset, source.nbytes, source.dtype.encode()
         raw.rank = len(source.shape)
         raw.shape[: len(source.shape)] = source.shape

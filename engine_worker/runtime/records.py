@@ -15,15 +15,28 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Synthetic:
+    """Made-up values, evenly in mean +- spread; `seed` tells one tensor's from another's."""
+
+    seed: int
+    mean: float
+    spread: float
+
+
+@dataclass(frozen=True, slots=True)
 class TensorSource:
-    """One checkpoint tensor: `nbytes` bytes at `offset` of the shard `path`; `dtype` as safetensors spells it."""
+    """One checkpoint tensor: `nbytes` bytes at `offset` of the shard `path`, or `values`, which no file has.
+
+    `dtype` is spelled as in safetensors.
+    """
 
     name: str
-    path: Path
+    path: Path | None
     offset: int
     nbytes: int
     dtype: str
     shape: tuple[int, ...]
+    values: Synthetic | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +53,7 @@ class EngineOptions:
     max_context: int
     num_pages: int
     fit_pages: bool = False
+    random_kv: bool = False
     num_threads: int = 0
     device_ordinal: int = 0
     progress: Progress | None = None

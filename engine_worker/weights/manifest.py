@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import Protocol
 
 from engine_worker.errors import CheckpointError, UnsupportedError
 from engine_worker.runtime.records import TensorSource
@@ -18,6 +19,24 @@ SCALE_SUFFIXES = ("weight_scale", "weight_scale_inv")  # both are multipliers: w
 FP8_DTYPE = "F8_E4M3"
 _FLOAT_FORMATS = {"F32": WeightFormat.F32, "BF16": WeightFormat.BF16, "F16": WeightFormat.F16}
 _SCALAR_CODES = {"F32": "<f", "F16": "<e"}
+
+
+class Declarer(Protocol):
+    """What a model file declares its weights to; see Manifest for the meanings."""
+
+    def vector(self, name: str, tensor: str, size: int) -> Vector: ...
+
+    def matrix(self, name: str, modules: Sequence[tuple[str, int]], cols: int, *, bias: bool = False) -> Matrix: ...
+
+    def experts(self, name: str, module: str, count: int, rows: int, cols: int) -> Experts: ...
+
+    def waive(self, tensor: str) -> None: ...
+
+    def waive_prefix(self, prefix: str) -> None: ...
+
+    def require_unit_scale(self, tensor: str) -> None: ...
+
+    def close(self) -> tuple[TensorSource, ...]: ...
 
 
 class Manifest:
@@ -165,6 +184,7 @@ def _wrong_dtype(source: TensorSource, expected: str) -> CheckpointError:
 def _read_scalar(source: TensorSource) -> float:
     if source.shape not in ((), (1,)):
         raise CheckpointError(f"tensor {source.name}: in shard {source.path}: shape {list(source.shape)}, expected [1]")
+    assert source.path is not None, "a checkpoint's tensors are in files"
     with source.path.open("rb") as file:
         file.seek(source.offset)
         data = file.read(source.nbytes)

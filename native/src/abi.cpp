@@ -2,6 +2,7 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#include <span>
 
 #include "engine/engine.h"
 #include "glm/runtime.h"
@@ -103,6 +104,24 @@ GLM_EXPORT glm_status glm_engine_collect(glm_engine* engine, glm_step_result* ou
   return guard(error, [&] {
     require(engine, out);
     *out = engine->engine.collect();
+  });
+}
+
+GLM_EXPORT glm_status glm_engine_run_ops(glm_engine* engine, const glm_step_batch* batch, const int32_t* ops,
+                                         int32_t num_ops, int32_t repeats, glm_step_result* out, glm_error* error) {
+  return guard(error, [&] {
+    require(engine, batch, out);
+    if (num_ops < 0) glm::fail(GLM_INVALID_ARGUMENT, "num_ops ", num_ops, ", expected at least 0");
+    if (num_ops > 0) require(ops);
+    *out = engine->engine.run_ops(*batch, std::span(ops, static_cast<size_t>(num_ops)), repeats);
+  });
+}
+
+GLM_EXPORT glm_status glm_engine_write_buffer(glm_engine* engine, const char* name, int32_t rows, const void* data,
+                                              size_t bytes, glm_error* error) {
+  return guard(error, [&] {
+    require(engine, name, data);
+    engine->engine.write_buffer(name, rows, data, bytes);
   });
 }
 

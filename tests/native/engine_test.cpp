@@ -51,9 +51,9 @@ struct Checkpoint {
   explicit Checkpoint(std::string file) : path(std::move(file)) {
     const std::vector<char> zeros(kWeightBytes * 5 + kVocab * 4);
     std::ofstream(path, std::ios::binary).write(zeros.data(), static_cast<std::streamsize>(zeros.size()));
-    sources = {{"table", path.c_str(), 0, kWeightBytes * 4, "F32", 2, {kVocab, kHidden}},
-               {"head", path.c_str(), kWeightBytes * 4, kWeightBytes, "F8_E4M3", 2, {kVocab, kHidden}},
-               {"head.scale", path.c_str(), kWeightBytes * 5, kVocab * 4, "F32", 2, {kVocab, 1}}};
+    sources = {{"table", path.c_str(), 0, kWeightBytes * 4, "F32", 2, {kVocab, kHidden}, 0, 0, 0},
+               {"head", path.c_str(), kWeightBytes * 4, kWeightBytes, "F8_E4M3", 2, {kVocab, kHidden}, 0, 0, 0},
+               {"head.scale", path.c_str(), kWeightBytes * 5, kVocab * 4, "F32", 2, {kVocab, 1}, 0, 0, 0}};
   }
   ~Checkpoint() { std::remove(path.c_str()); }
 };

@@ -208,6 +208,7 @@ def test_weights_are_scanned_on_their_way(device: DeviceTable, tmp_path_factory:
     chosen = options(device, case)
     source = next(source for source in chosen.tensors if source.dtype == "F8_E4M3" and "experts" in source.name)
     broken = tmp_path_factory.mktemp("broken") / "shard"
+    assert source.path is not None
     content = bytearray(source.path.read_bytes())
     content[source.offset + 5] = 0x7F
     broken.write_bytes(content)

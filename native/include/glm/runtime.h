@@ -22,7 +22,7 @@
 extern "C" {
 #endif
 
-#define GLM_RUNTIME_VERSION 2u
+#define GLM_RUNTIME_VERSION 3u
 #define GLM_MAX_RANK 4
 #define GLM_MAX_IN_FLIGHT 2 /* steps submitted and not yet collected */
 
@@ -33,15 +33,19 @@ typedef struct glm_error {
 } glm_error;
 
 /* Where one checkpoint tensor lies. The reader of the safetensors headers checked it; mapping checks it again
- * against the file. */
+ * against the file. Without a file its values are made up: they lie evenly in mean +- spread, and seed, mean, spread and
+ * the place of an element alone decide what it is. dtype is then F32, BF16 or F8_E4M3; `offset` is not read. */
 typedef struct glm_tensor_source {
   const char* name;
-  const char* path; /* shard file */
+  const char* path; /* shard file; NULL: none */
   uint64_t offset;  /* of the first byte, from the start of the file */
   uint64_t bytes;
   const char* dtype; /* safetensors' spelling: F32, BF16, F16, F8_E4M3 */
   int32_t rank;
   int64_t shape[GLM_MAX_RANK];
+  uint64_t seed; /* without a file, as the next two */
+  float mean;
+  float spread;
 } glm_tensor_source;
 
 typedef struct glm_engine_options {
@@ -58,6 +62,7 @@ typedef struct glm_engine_options {
   int32_t max_context; /* tokens of one sequence; multiple of GLM_PAGE_SIZE */
   int32_t num_pages;   /* of the KV pool */
   int32_t fit_pages;   /* not 0: num_pages is the most; fewer, at least one, where memory does not hold as many */
+  int32_t random_kv;   /* not 0: pages begin with made-up keys and values, to measure steps without their prefill */
   /* Called from loading threads with bytes done and total, at most a few times a second; may be NULL. */
   void (*progress)(void* context, uint64_t done, uint64_t total);
   void* progress_context;
@@ -132,10 +137,17 @@ glm_status glm_engine_submit(glm_engine* engine, const glm_step_batch* batch, gl
 /* Wait for the oldest uncollected step. GLM_INVALID_ARGUMENT if there is none. */
 glm_status glm_engine_collect(glm_engine* engine, glm_step_result* out, glm_error* error);
 
-/* Copy a plan buffer as the last step left it, `rows` rows tightly packed: for tests and the parity tool. The
- * engine must be idle. */
+/* For tests, profiles and the parity tool; the engine must be idle.
+ *
+ * Copy a plan buffer as the last step left it, `rows` rows tightly packed; or set it. */
 glm_status glm_engine_read_buffer(glm_engine* engine, const char* name, int32_t rows, void* out, size_t bytes,
                                   glm_error* error);
+glm_status glm_engine_write_buffer(glm_engine* engine, const char* name, int32_t rows, const void* data, size_t bytes,
+                                   glm_error* error);
+/* Run some ops of the batch's plan, by their places in it, in the order given, and wait for them. The list runs
+ * `repeats` times, of which device_ns is the shortest; more than once it runs as a graph, where the table has graphs. */
+glm_status glm_engine_run_ops(glm_engine* engine, const glm_step_batch* batch, const int32_t* ops, int32_t num_ops,
+                              int32_t repeats, glm_step_result* out, glm_error* error);
 
 #ifdef __cplusplus
 }

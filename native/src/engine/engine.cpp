@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "support/dtype.h"
+#include "weights/random_kv.h"
 #include "weights/scan.h"
 
 namespace glm {
@@ -92,6 +92,9 @@ Engine::Engine(const glm_engine_options& options) : limits_(read_limits(options)
   table_->kernels().set_workspace(table_->device(), scratch_arena_->allocate_bytes("workspace of ops", workspace),
                                   workspace);
   if (declarations.kv) allocate_kv_pages(*declarations.kv, options.fit_pages != 0);
+  if (options.random_kv != 0) {
+    scan_weights(random_kv_regions(resources_.state.kv, limits_), *device_, scan_threads(options.num_threads), {});
+  }
   bind_plans(mixed, decode);
   mirror_.emplace(limits_, declarations.vocab);
   record_decode();
@@ -237,38 +240,12 @@ glm_step_result Engine::collect() {
     throw_if_failed();
   }
   ++collected_;
-  const glm_step_inputs& step = staging.block.step;
-  return {.num_samples = staging.num_samples,
-          .token_ids = step.out_token_ids,
-          .logprobs = step.out_logprobs,
-          .top_ids = step.out_top_ids,
-          .top_logprobs = step.out_top_logprobs,
-          .device_ns = device_ns};
+  return staging.result(device_ns);
 }
 
 void Engine::note_failure(const Failure& failure, uint64_t step) {
   const std::lock_guard lock(mutex_);
   if (!failed_) failed_.emplace(failure.status(), text(failure.what(), " in step ", step));
-}
-
-void Engine::read_buffer(const std::string& name, int32_t rows, void* out, size_t bytes) {
-  throw_if_failed();
-  if (collected_ != submitted_) fail(GLM_INVALID_ARGUMENT, "the engine is not idle: collect its steps first");
-  const auto found = resources_.state.buffers.find(name);
-  if (found == resources_.state.buffers.end()) fail(GLM_INVALID_ARGUMENT, "no buffer is named '", name, "'");
-  const Buffer& buffer = found->second;
-  if (rows < 0 || rows > buffer.rows) {
-    fail(GLM_INVALID_ARGUMENT, "buffer ", name, ": rows ", rows, ", expected 0 to ", buffer.rows);
-  }
-  const size_t size =
-      static_cast<size_t>(rows) * static_cast<size_t>(buffer.tensor.cols) * element_bytes(buffer.tensor.dtype);
-  if (bytes != size) {
-    fail(GLM_INVALID_ARGUMENT, "buffer ", name, ": ", bytes, " bytes, expected ", size, ": ", rows, " rows of ",
-         buffer.tensor.cols, " ", dtype_name(buffer.tensor.dtype));
-  }
-  const std::lock_guard lock(stream_mutex_);
-  device_->copy_out(out, buffer.tensor.data, size);
-  device_->synchronize();
 }
 
 void Engine::push(Command command) {
@@ -335,11 +312,15 @@ void Engine::run_plan(const Staging& step) {
     graphs_->launch(from.num_rows);
     return;
   }
+  set_counts(from);
+  executors_[static_cast<size_t>(step.plan)].run(from.num_rows, from.num_samples);
+}
+
+void Engine::set_counts(const glm_step_inputs& from) {
   glm_step_inputs& to = resources_.state.step;
   to.num_rows = from.num_rows;
   to.num_seqs = from.num_seqs;
   to.num_samples = from.num_samples;
-  executors_[static_cast<size_t>(step.plan)].run(from.num_rows, from.num_samples);
 }
 
 }  // namespace glm

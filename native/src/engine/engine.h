@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -40,6 +41,8 @@ class Engine {
   void submit(const glm_step_batch& batch);
   glm_step_result collect();
   void read_buffer(const std::string& name, int32_t rows, void* out, size_t bytes);
+  void write_buffer(const std::string& name, int32_t rows, const void* data, size_t bytes);
+  glm_step_result run_ops(const glm_step_batch& batch, std::span<const int32_t> ops, int32_t repeats);
 
  private:
   // A step, or, with `binding`, a slot that is bound.
@@ -62,6 +65,11 @@ class Engine {
   void run_step(Staging& step);
   void send_inputs(const Staging& step);
   void run_plan(const Staging& step);
+  void set_counts(const glm_step_inputs& from);
+
+  void check_idle() const;
+  const Buffer& find_buffer(const std::string& name, int32_t rows, size_t bytes) const;
+  uint64_t time_ops(Executor& executor, const Staging& staging, std::span<const int32_t> ops, int32_t repeats);
 
   // In order of construction: what is later may point into what is earlier.
   Limits limits_;

@@ -22,6 +22,16 @@ void fill_rows(const glm_step_batch& batch, glm_step_inputs& step) {
 
 }  // namespace
 
+glm_step_result Staging::result(uint64_t device_ns) const {
+  const glm_step_inputs& step = block.step;
+  return {.num_samples = num_samples,
+          .token_ids = step.out_token_ids,
+          .logprobs = step.out_logprobs,
+          .top_ids = step.out_top_ids,
+          .top_logprobs = step.out_top_logprobs,
+          .device_ns = device_ns};
+}
+
 void pad_decode(int32_t first, int32_t end, const Limits& limits, glm_step_inputs& step) {
   for (int32_t row = first; row < end; ++row) {
     step.token_ids[row] = 0;

@@ -18,6 +18,8 @@ struct Staging {
   Staging(const Device& device, const Limits& limits, Arena& host_arena)
       : block(make_step_block(limits, host_arena)), started(device), finished(device) {}
 
+  glm_step_result result(uint64_t device_ns) const;
+
   StepBlock block;
   int32_t num_page_updates = 0;
   glm_plan_kind plan = GLM_PLAN_MIXED;

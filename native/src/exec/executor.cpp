@@ -39,18 +39,24 @@ size_t Executor::workspace_bytes() const {
 }
 
 void Executor::run(int32_t num_rows, int32_t num_samples) {
-  for (BoundOp& op : ops_) {
-    const auto call = [&](auto& args) {
-      args.rows = op.by_samples ? num_samples : num_rows;
-      return call_op(device_->kernels(), device_->handle(), args);
-    };
-    const glm_status status = std::visit(call, op.args);
-    if (status != GLM_OK) [[unlikely]] {
-      // What was checked when the plan was bound cannot be wrong now, so any other status is a contradiction.
-      fail(status == GLM_DEVICE_ERROR ? GLM_DEVICE_ERROR : GLM_INTERNAL, "op ",
-           op_form(static_cast<glm_op>(op.args.index())).name, " ", op.label, " of kernel table ",
-           device_->kernels().name, " returned ", status_name(status), device_->last_error());
-    }
+  for (BoundOp& op : ops_) run_op(op, num_rows, num_samples);
+}
+
+void Executor::run(std::span<const int32_t> ops, int32_t num_rows, int32_t num_samples) {
+  for (const int32_t op : ops) run_op(ops_[static_cast<size_t>(op)], num_rows, num_samples);
+}
+
+inline void Executor::run_op(BoundOp& op, int32_t num_rows, int32_t num_samples) {
+  const auto call = [&](auto& args) {
+    args.rows = op.by_samples ? num_samples : num_rows;
+    return call_op(device_->kernels(), device_->handle(), args);
+  };
+  const glm_status status = std::visit(call, op.args);
+  if (status != GLM_OK) [[unlikely]] {
+    // What was checked when the plan was bound cannot be wrong now, so any other status is a contradiction.
+    fail(status == GLM_DEVICE_ERROR ? GLM_DEVICE_ERROR : GLM_INTERNAL, "op ",
+         op_form(static_cast<glm_op>(op.args.index())).name, " ", op.label, " of kernel table ",
+         device_->kernels().name, " returned ", status_name(status), device_->last_error());
   }
 }
 

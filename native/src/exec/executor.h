@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "exec/binder.h"
@@ -20,8 +21,13 @@ class Executor {
 
   // Calls every op in order. Throws GLM_DEVICE_ERROR or GLM_INTERNAL with the op's label at the first that fails.
   void run(int32_t num_rows, int32_t num_samples);
+  // Those of `ops`, which are places in the plan.
+  void run(std::span<const int32_t> ops, int32_t num_rows, int32_t num_samples);
+  int32_t num_ops() const { return static_cast<int32_t>(ops_.size()); }
 
  private:
+  void run_op(BoundOp& op, int32_t num_rows, int32_t num_samples);
+
   const Device* device_;
   std::vector<BoundOp> ops_;
 };

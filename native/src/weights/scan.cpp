@@ -8,6 +8,7 @@
 #include <optional>
 #include <thread>
 
+#include "support/dtype.h"
 #include "support/error.h"
 #include "weights/staged_upload.h"
 
@@ -84,11 +85,13 @@ class Scan {
       std::optional<StagedUpload> upload;
       if (!device_.host_memory()) upload.emplace(device_, stream_, largest_);
       for (size_t i = next_++; i < chunks_.size() && !stop_; i = next_++) {
-        if (upload) {
+        const ScanRegion& region = *chunks_[i].region;
+        if (region.target == nullptr) {
+          check(chunks_[i], region.data + chunks_[i].first_row * region.stride_bytes, region.stride_bytes);
+        } else if (upload) {
           send(chunks_[i], *upload);
         } else {
-          const ScanRegion& region = *chunks_[i].region;
-          check(chunks_[i], region.data + chunks_[i].first_row * region.stride_bytes, region.stride_bytes);
+          gather(chunks_[i], target(chunks_[i]));
         }
         report(bytes(chunks_[i]));
       }
@@ -98,21 +101,36 @@ class Scan {
   }
 
   void send(const Chunk& chunk, StagedUpload& upload) {
-    const ScanRegion& region = *chunk.region;
     std::byte* buffer = upload.buffer();
-    for (int64_t row = 0; row < chunk.rows; ++row) {
-      std::memcpy(buffer + row * region.row_bytes, region.data + (chunk.first_row + row) * region.stride_bytes,
-                  static_cast<size_t>(region.row_bytes));
+    gather(chunk, buffer);
+    if (chunk.region->data != nullptr) check(chunk, buffer, chunk.region->row_bytes);
+    upload.send(target(chunk), bytes(chunk));
+  }
+
+  static std::byte* target(const Chunk& chunk) {
+    return chunk.region->target + chunk.first_row * chunk.region->row_bytes;
+  }
+
+  // The chunk's rows, without a gap.
+  static void gather(const Chunk& chunk, std::byte* out) {
+    const ScanRegion& region = *chunk.region;
+    const int64_t element = static_cast<int64_t>(element_bytes(region.dtype));
+    const Synthetic values(region.synthetic, region.dtype);
+    for (int64_t i = 0; i < chunk.rows; ++i, out += region.row_bytes) {
+      const int64_t first = (chunk.first_row + i) * region.stride_bytes;
+      if (region.data != nullptr) {
+        std::memcpy(out, region.data + first, static_cast<size_t>(region.row_bytes));
+      } else {
+        values.write(region.first_index + first / element, region.row_bytes / element, out);
+      }
     }
-    check(chunk, buffer, region.row_bytes);
-    upload.send(region.target + chunk.first_row * region.row_bytes, bytes(chunk));
   }
 
   // `data`: the chunk's rows, `stride` bytes apart.
   void check(const Chunk& chunk, const std::byte* data, int64_t stride) {
     const ScanRegion& region = *chunk.region;
     for (int64_t i = 0; i < chunk.rows; ++i, data += stride) {
-      if (!region.fp8) {
+      if (region.dtype != GLM_FP8_E4M3) {
         touch(data, region.row_bytes);
       } else if (has_nan(data, region.row_bytes)) {
         const int64_t column = std::find_if(data, data + region.row_bytes, is_nan) - data;

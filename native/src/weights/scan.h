@@ -1,5 +1,5 @@
 // One pass over all weights: finds NaN codes in FP8, and brings the bytes to where steps read them: into the device's
-// memory, or, where that is the host's, from the file into its pages.
+// memory, or, where that is the host's, from the file into its pages. What no file has is made up on the way.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "memory/device.h"
+#include "weights/synthetic.h"
 
 namespace glm {
 
@@ -16,12 +17,13 @@ namespace glm {
 struct ScanRegion {
   std::string tensor;
   std::string shard;
-  const std::byte* data;
+  const std::byte* data;  // NULL: synthetic
+  SyntheticValues synthetic;
+  glm_dtype dtype;
   int64_t rows;
   int64_t row_bytes;
   int64_t stride_bytes;
   int64_t first_index;  // of data[0] in the tensor
-  bool fp8;             // look for NaN; else only touch
   std::byte* target;    // in device memory, rows without a gap; NULL: used in place
 };
 

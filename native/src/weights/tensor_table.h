@@ -12,13 +12,15 @@
 
 #include "glm/runtime.h"
 #include "weights/mapped_file.h"
+#include "weights/synthetic.h"
 
 namespace glm {
 
 struct Tensor {
   std::string name;
   std::string shard;
-  const std::byte* data;  // aligned to the element
+  const std::byte* data;  // aligned to the element; NULL: synthetic
+  SyntheticValues synthetic;
   glm_dtype dtype;
   std::vector<int64_t> shape;
 };

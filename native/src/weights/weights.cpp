@@ -113,16 +113,17 @@ class Loader {
     const int64_t first = part.rows.begin * tensor.shape[1] + part.cols.begin;
     ScanRegion region{.tensor = tensor.name,
                       .shard = tensor.shard,
-                      .data = tensor.data + first * element,
+                      .data = tensor.data == nullptr ? nullptr : tensor.data + first * element,
+                      .synthetic = tensor.synthetic,
+                      .dtype = tensor.dtype,
                       .rows = part.rows.size(),
                       .row_bytes = part.cols.size() * element,
                       .stride_bytes = tensor.shape[1] * element,
                       .first_index = first,
-                      .fp8 = is_fp8(format),
                       .target = nullptr};
     const std::byte* data = add_region(region, room);
     glm_weight weight{.data = data,
-                      .stride = data == region.data ? tensor.shape[1] : part.cols.size(),
+                      .stride = region.data != nullptr && data == region.data ? tensor.shape[1] : part.cols.size(),
                       .scale = nullptr,
                       .scale_stride = 0,
                       .rows = static_cast<int32_t>(part.rows.size())};
@@ -136,9 +137,10 @@ class Loader {
 
   // Where ops find it. Tied weights are named twice and lie in memory once.
   const std::byte* add_region(ScanRegion region, Room& room) {
-    const auto [place, added] = placed_.try_emplace({region.data, region.rows, region.row_bytes}, region.data);
+    const auto [place, added] =
+        placed_.try_emplace({region.tensor, region.first_index, region.rows, region.row_bytes}, region.data);
     if (!added) return place->second;
-    if (!arena_.device().host_memory()) {
+    if (region.data == nullptr || !arena_.device().host_memory()) {
       if (room.next == nullptr) {
         const int64_t element = region.row_bytes / room.cols;
         room.next = arena_.allocate<std::byte>(room.owner, {room.rows, room.cols, element});
@@ -185,10 +187,15 @@ class Loader {
   const float* read_f32(const Tensor& tensor, const std::string& owner, Range rows, Range cols, int64_t stride) {
     if (tensor.dtype == GLM_FP8_E4M3) mismatch(tensor, owner, "f32, bf16 or f16");
     const int64_t element = static_cast<int64_t>(element_bytes(tensor.dtype));
+    const Synthetic values(tensor.synthetic, GLM_F32);
     return filler_.make<float>("tensor " + tensor.name, {rows.size(), cols.size()}, [&](float* out) {
       for (int64_t row = 0; row < rows.size(); ++row, out += cols.size()) {
         const int64_t first = (rows.begin + row) * stride + cols.begin;
-        convert_to_f32(tensor.data + first * element, tensor.dtype, cols.size(), out);
+        if (tensor.data == nullptr) {
+          values.write(first, cols.size(), reinterpret_cast<std::byte*>(out));
+        } else {
+          convert_to_f32(tensor.data + first * element, tensor.dtype, cols.size(), out);
+        }
         check_finite(tensor, out, cols.size(), first);
       }
     });
@@ -207,8 +214,8 @@ class Loader {
   Arena& arena_;
   Filler& filler_;
   Weights weights_;
-  // Data, rows and bytes of a row in the file -> place.
-  std::map<std::tuple<const std::byte*, int64_t, int64_t>, const std::byte*> placed_;
+  // Tensor, first element, rows and bytes of a row -> place.
+  std::map<std::tuple<std::string, int64_t, int64_t, int64_t>, const std::byte*> placed_;
 };
 
 }  // namespace
