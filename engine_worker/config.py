@@ -13,7 +13,7 @@ from engine_worker.device import DeviceSetting
 from engine_worker.errors import ConfigError
 from engine_worker.memory import available_memory_bytes
 from engine_worker.plan.record import KvCache
-from engine_worker.runtime.abi import PAGE_SIZE
+from engine_worker.runtime.c_types import PAGE_SIZE
 from engine_worker.scheduler.limits import Limits
 from glmserve.service.listen_settings import ListenSettings
 from glmserve.service.logs import LogLevel

@@ -12,7 +12,7 @@ from engine_worker.device import choose_device
 from engine_worker.models import Model, build_model
 from engine_worker.plan.dump import dump
 from engine_worker.runtime.abi import Engine, kernel_table_path
-from engine_worker.runtime.records import EngineInfo, EngineOptions
+from engine_worker.runtime.records import EngineInfo, EngineOptions, RankOptions
 from engine_worker.service import Context, EngineService, ServeContext
 from glmserve.engine.v1 import engine_pb2, engine_pb2_grpc
 from glmserve.service.status import UnavailableError
@@ -68,9 +68,7 @@ def engine_options(
 ) -> EngineOptions:
     return EngineOptions(
         kernels_path=kernel_table_path(table),
-        device_ordinal=config.gpu if table == "cuda" else 0,
-        mixed_plan=dump(model.mixed),
-        decode_plan=dump(model.decode),
+        ranks=rank_options(model, config.gpu if table == "cuda" else None),
         tensors=model.tensors,
         max_rows=config.step_tokens,
         max_samples=config.max_running,
@@ -81,6 +79,14 @@ def engine_options(
         num_threads=config.threads,
         progress=progress,
     )
+
+
+def rank_options(model: Model, first_gpu: int | None = None) -> list[RankOptions]:
+    """Of each rank; on GPUs, one after another from `first_gpu`."""
+    return [
+        RankOptions(dump(rank.mixed), dump(rank.decode), 0 if first_gpu is None else first_gpu + index)
+        for index, rank in enumerate(model.ranks)
+    ]
 
 
 class LoadingGate(engine_pb2_grpc.EngineServiceServicer):

@@ -21,7 +21,7 @@ import uvloop
 from engine_worker.config import WorkerConfig, scheduler_limits
 from engine_worker.errors import EngineFailedError, WorkerError
 from engine_worker.loading import Loaded, LoadingGate, load
-from engine_worker.runtime.abi import MAX_IN_FLIGHT, PAGE_SIZE
+from engine_worker.runtime.c_types import MAX_IN_FLIGHT, PAGE_SIZE
 from engine_worker.runtime.loop import EngineLoop
 from engine_worker.runtime.step import StepPacker
 from engine_worker.scheduler.scheduler import Scheduler

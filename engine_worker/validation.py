@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine_worker.errors import InvalidRequestError
-from engine_worker.runtime.abi import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_IDS
+from engine_worker.runtime.c_types import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_IDS
 from engine_worker.runtime.records import Sampling
 from engine_worker.scheduler.limits import Limits
 from engine_worker.scheduler.request import Request

@@ -1,4 +1,4 @@
-"""The C ABI of native/include/glm/runtime.h, mirrored: the only ctypes file.
+"""The C ABI of native/include/glm/runtime.h, mirrored; c_types.py beside it has the structs. Nothing else uses ctypes.
 
 Array arguments are C-contiguous int32 NumPy arrays; results are copies. Errors are those of `engine_worker.errors`.
 All calls block without holding the interpreter lock.
@@ -16,137 +16,22 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from engine_worker import errors
+from engine_worker.runtime import c_types as c
+from engine_worker.runtime.c_types import MAX_LOGPROBS
 from engine_worker.runtime.records import (
     EngineInfo,
     EngineOptions,
+    EngineProgress,
     Int32Array,
     Progress,
+    RankOptions,
     Sampling,
     StepBatch,
     StepResult,
 )
 
-RUNTIME_VERSION = 3
-PAGE_SIZE = 16
-MAX_STOP_IDS = 64
-MAX_LOGIT_BIAS = 300
-MAX_LOGPROBS = 20
-MAX_IN_FLIGHT = 2
-MAX_RANK = 4
-PLAN_MIXED, PLAN_DECODE = 0, 1
 # GLM_LIBRARY_DIR: another build of the shared objects, as the sanitizer runs use.
 LIBRARY_DIR = Path(os.environ.get("GLM_LIBRARY_DIR") or Path(__file__).resolve().parent.parent / "lib")
-
-
-class CError(ctypes.Structure):
-    _fields_ = (("message", ctypes.c_char * 1024),)
-
-
-class CTensorSource(ctypes.Structure):
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("path", ctypes.c_char_p),
-        ("offset", ctypes.c_uint64),
-        ("bytes", ctypes.c_uint64),
-        ("dtype", ctypes.c_char_p),
-        ("rank", ctypes.c_int32),
-        ("shape", ctypes.c_int64 * MAX_RANK),
-        ("seed", ctypes.c_uint64),
-        ("mean", ctypes.c_float),
-        ("spread", ctypes.c_float),
-    )
-
-
-CProgress = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64)
-
-
-class CEngineOptions(ctypes.Structure):
-    _fields_ = (
-        ("kernels_path", ctypes.c_char_p),
-        ("device_ordinal", ctypes.c_int32),
-        ("num_threads", ctypes.c_int32),
-        ("mixed_plan", ctypes.c_char_p),
-        ("decode_plan", ctypes.c_char_p),
-        ("tensors", ctypes.POINTER(CTensorSource)),
-        ("num_tensors", ctypes.c_int32),
-        ("max_rows", ctypes.c_int32),
-        ("max_samples", ctypes.c_int32),
-        ("max_slots", ctypes.c_int32),
-        ("max_context", ctypes.c_int32),
-        ("num_pages", ctypes.c_int32),
-        ("fit_pages", ctypes.c_int32),
-        ("random_kv", ctypes.c_int32),
-        ("progress", CProgress),
-        ("progress_context", ctypes.c_void_p),
-    )
-
-
-class CEngineInfo(ctypes.Structure):
-    _fields_ = (
-        ("kernels", ctypes.c_char * 32),
-        ("device", ctypes.c_char * 128),
-        ("weight_bytes_mapped", ctypes.c_uint64),
-        ("weight_bytes_copied", ctypes.c_uint64),
-        ("kv_bytes", ctypes.c_uint64),
-        ("scratch_bytes", ctypes.c_uint64),
-        ("num_pages", ctypes.c_int32),
-        ("max_slots", ctypes.c_int32),
-        ("max_context", ctypes.c_int32),
-        ("vocab", ctypes.c_int32),
-        ("steps_run", ctypes.c_uint64),
-    )
-
-
-class CSampling(ctypes.Structure):
-    _fields_ = (
-        ("seed", ctypes.c_uint64),
-        ("temperature", ctypes.c_float),
-        ("top_p", ctypes.c_float),
-        ("min_p", ctypes.c_float),
-        ("repetition_penalty", ctypes.c_float),
-        ("frequency_penalty", ctypes.c_float),
-        ("presence_penalty", ctypes.c_float),
-        ("top_k", ctypes.c_int32),
-        ("min_tokens", ctypes.c_int32),
-        ("prompt_len", ctypes.c_int32),
-        ("num_logprobs", ctypes.c_int32),
-        ("num_stop_ids", ctypes.c_int32),
-        ("num_bias", ctypes.c_int32),
-        ("stop_ids", ctypes.c_int32 * MAX_STOP_IDS),
-        ("bias_ids", ctypes.c_int32 * MAX_LOGIT_BIAS),
-        ("bias_values", ctypes.c_float * MAX_LOGIT_BIAS),
-    )
-
-
-class CPageUpdate(ctypes.Structure):
-    _fields_ = (("slot", ctypes.c_int32), ("index", ctypes.c_int32), ("page", ctypes.c_int32))
-
-
-class CStepBatch(ctypes.Structure):
-    _fields_ = (
-        ("num_rows", ctypes.c_int32),
-        ("num_seqs", ctypes.c_int32),
-        ("num_samples", ctypes.c_int32),
-        ("num_page_updates", ctypes.c_int32),
-        ("plan", ctypes.c_int),
-        ("token_ids", ctypes.c_void_p),
-        ("positions", ctypes.c_void_p),
-        ("seq_slots", ctypes.c_void_p),
-        ("seq_starts", ctypes.c_void_p),
-        ("sample_rows", ctypes.c_void_p),
-        ("page_updates", ctypes.c_void_p),
-    )
-
-
-class CStepResult(ctypes.Structure):
-    _fields_ = (
-        ("num_samples", ctypes.c_int32),
-        ("token_ids", ctypes.c_void_p),
-        ("logprobs", ctypes.c_void_p),
-        ("top_ids", ctypes.c_void_p),
-        ("top_logprobs", ctypes.c_void_p),
-        ("device_ns", ctypes.c_uint64),
-    )
 
 
 _ERRORS: dict[int, type[errors.WorkerError]] = {
@@ -179,34 +64,36 @@ class Library:
             ) from error
         self._dll.glm_runtime_version.restype = ctypes.c_uint32
         version = self._dll.glm_runtime_version()
-        if version != RUNTIME_VERSION:
+        if version != c.RUNTIME_VERSION:
             raise errors.UnsupportedError(
-                f"native runtime {path} has version {version}, expected {RUNTIME_VERSION}: run `make build`"
+                f"native runtime {path} has version {version}, expected {c.RUNTIME_VERSION}: run `make build`"
             )
         engine = ctypes.c_void_p
         ints, count = ctypes.c_void_p, ctypes.c_int32
         signatures: dict[str, tuple[Any, ...]] = {
             "probe": (ctypes.c_char_p, ctypes.c_int32),
-            "create": (ctypes.POINTER(CEngineOptions), ctypes.POINTER(ctypes.c_void_p)),
-            "get_info": (engine, ctypes.POINTER(CEngineInfo)),
-            "bind_slot": (engine, count, ctypes.POINTER(CSampling), ints, count, ints, count),
+            "create": (ctypes.POINTER(c.CEngineOptions), ctypes.POINTER(ctypes.c_void_p)),
+            "get_info": (engine, ctypes.POINTER(c.CEngineInfo)),
+            "bind_slot": (engine, count, ctypes.POINTER(c.CSampling), ints, count, ints, count),
             "release_slot": (engine, count),
-            "submit": (engine, ctypes.POINTER(CStepBatch)),
-            "collect": (engine, ctypes.POINTER(CStepResult)),
-            "read_buffer": (engine, ctypes.c_char_p, count, ctypes.c_void_p, ctypes.c_size_t),
-            "write_buffer": (engine, ctypes.c_char_p, count, ctypes.c_void_p, ctypes.c_size_t),
-            "run_ops": (engine, ctypes.POINTER(CStepBatch), ints, count, count, ctypes.POINTER(CStepResult)),
+            "submit": (engine, ctypes.POINTER(c.CStepBatch)),
+            "collect": (engine, ctypes.POINTER(c.CStepResult)),
+            "get_progress": (engine, ctypes.POINTER(c.CEngineProgress)),
+            "abort": (engine, ctypes.c_char_p),
+            "read_buffer": (engine, count, ctypes.c_char_p, count, ctypes.c_void_p, ctypes.c_size_t),
+            "write_buffer": (engine, count, ctypes.c_char_p, count, ctypes.c_void_p, ctypes.c_size_t),
+            "run_ops": (engine, ctypes.POINTER(c.CStepBatch), ints, count, count, ctypes.POINTER(c.CStepResult)),
         }
         for name, arguments in signatures.items():
             function = getattr(self._dll, f"glm_engine_{name}")
-            function.argtypes = (*arguments, ctypes.POINTER(CError))
+            function.argtypes = (*arguments, ctypes.POINTER(c.CError))
             function.restype = ctypes.c_int
         self._dll.glm_engine_destroy.argtypes = (engine,)
         self._dll.glm_engine_destroy.restype = None
 
     def call(self, name: str, *arguments: object) -> None:
         """Call glm_engine_`name`; raise what its status means."""
-        error = CError()
+        error = c.CError()
         status = getattr(self._dll, f"glm_engine_{name}")(*arguments, ctypes.byref(error))
         if status != 0:
             message = error.message.decode("utf-8", "replace")
@@ -221,7 +108,7 @@ class Library:
 
 
 class Engine:
-    """One native engine. Use from one thread, except `info`."""
+    """One native engine. Use from one thread, except `info`, `progress` and `abort`."""
 
     def __init__(self, library: Library, handle: ctypes.c_void_p) -> None:
         self._library = library
@@ -258,9 +145,9 @@ class Engine:
         self._handle = ctypes.c_void_p()
 
     def info(self) -> EngineInfo:
-        raw = CEngineInfo()
+        raw = c.CEngineInfo()
         self._library.call("get_info", self._handle, ctypes.byref(raw))
-        values: dict[str, Any] = {name: getattr(raw, name) for name, _ in CEngineInfo._fields_}
+        values: dict[str, Any] = {name: getattr(raw, name) for name, _ in c.CEngineInfo._fields_}
         values.update(kernels=raw.kernels.decode(), device=raw.device.decode())
         return EngineInfo(**values)
 
@@ -281,7 +168,7 @@ class Engine:
 
     def collect(self) -> StepResult:
         """Wait for the oldest uncollected step."""
-        raw = CStepResult()
+        raw = c.CStepResult()
         self._library.call("collect", self._handle, ctypes.byref(raw))
         return _result(raw)
 
@@ -291,24 +178,37 @@ class Engine:
         `device_ns` is the shortest time of the whole list. For profiles and for comparing kernel tables.
         """
         places = np.array(ops, np.int32)
-        raw = CStepResult()
+        raw = c.CStepResult()
         arguments = (ctypes.byref(_c_batch(batch)), places.ctypes.data, len(places), repeats, ctypes.byref(raw))
         self._library.call("run_ops", self._handle, *arguments)
         return _result(raw)
 
-    def read_buffer(self, name: str, shape: tuple[int, int], dtype: DTypeLike) -> NDArray[Any]:
+    def progress(self) -> EngineProgress:
+        """Where the ranks are; from any thread, also while another call is stuck."""
+        raw = c.CEngineProgress()
+        self._library.call("get_progress", self._handle, ctypes.byref(raw))
+        return EngineProgress(raw.calls, raw.where.decode("utf-8", "replace"))
+
+    def abort(self, reason: str) -> None:
+        """Fail the engine from another thread, because a step does not end: `collect` raises DeviceError(reason).
+
+        A rank that stays in an operation keeps `close` waiting.
+        """
+        self._library.call("abort", self._handle, reason.encode())
+
+    def read_buffer(self, name: str, shape: tuple[int, int], dtype: DTypeLike, rank: int = 0) -> NDArray[Any]:
         """Copy `shape` = (rows, cols) of a plan buffer as the last step left it; bf16 as uint16, FP8 as uint8."""
         out = np.empty(shape, dtype)
-        self._library.call("read_buffer", self._handle, name.encode(), shape[0], out.ctypes.data, out.nbytes)
+        self._library.call("read_buffer", self._handle, rank, name.encode(), shape[0], out.ctypes.data, out.nbytes)
         return out
 
-    def write_buffer(self, name: str, values: NDArray[Any]) -> None:
+    def write_buffer(self, name: str, values: NDArray[Any], rank: int = 0) -> None:
         """Set the first rows of a plan buffer; the engine must be idle. bf16 as uint16, FP8 as uint8."""
         data = np.ascontiguousarray(values)
-        self._library.call("write_buffer", self._handle, name.encode(), len(data), data.ctypes.data, data.nbytes)
+        self._library.call("write_buffer", self._handle, rank, name.encode(), len(data), data.ctypes.data, data.nbytes)
 
 
-def _c_batch(batch: StepBatch) -> CStepBatch:
+def _c_batch(batch: StepBatch) -> c.CStepBatch:
     """Points into the batch's arrays."""
     num_rows, num_seqs = len(batch.token_ids), len(batch.seq_slots)
     shapes: dict[str, tuple[int | None, ...]] = {
@@ -322,11 +222,11 @@ def _c_batch(batch: StepBatch) -> CStepBatch:
     for name, shape in shapes.items():
         _check(name, getattr(batch, name), shape)
     counts = (num_rows, num_seqs, len(batch.sample_rows), len(batch.page_updates))
-    plan = PLAN_DECODE if batch.decode else PLAN_MIXED
-    return CStepBatch(*counts, plan, *(getattr(batch, name).ctypes.data for name in shapes))
+    plan = c.PLAN_DECODE if batch.decode else c.PLAN_MIXED
+    return c.CStepBatch(*counts, plan, *(getattr(batch, name).ctypes.data for name in shapes))
 
 
-def _result(raw: CStepResult) -> StepResult:
+def _result(raw: c.CStepResult) -> StepResult:
     count = raw.num_samples
     return StepResult(
         token_ids=_copy(raw.token_ids, (count,), np.int32),
@@ -353,15 +253,15 @@ def _copy(address: int, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any
     return out
 
 
-def _c_sampling(sampling: Sampling) -> CSampling:
+def _c_sampling(sampling: Sampling) -> c.CSampling:
     for name, count, limit in (
-        ("stop_ids", len(sampling.stop_ids), MAX_STOP_IDS),
-        ("logit_bias", len(sampling.logit_bias), MAX_LOGIT_BIAS),
+        ("stop_ids", len(sampling.stop_ids), c.MAX_STOP_IDS),
+        ("logit_bias", len(sampling.logit_bias), c.MAX_LOGIT_BIAS),
     ):
         if count > limit:
             raise errors.InvalidRequestError(f"{name}: {count} entries, at most {limit} are allowed")
-    raw = CSampling(num_stop_ids=len(sampling.stop_ids), num_bias=len(sampling.logit_bias))
-    for name in (field_name for field_name, _ in CSampling._fields_[:11]):
+    raw = c.CSampling(num_stop_ids=len(sampling.stop_ids), num_bias=len(sampling.logit_bias))
+    for name in (field_name for field_name, _ in c.CSampling._fields_[:11]):
         setattr(raw, name, getattr(sampling, name))
     raw.stop_ids[: len(sampling.stop_ids)] = list(sampling.stop_ids)
     raw.bias_ids[: len(sampling.logit_bias)] = [token for token, _ in sampling.logit_bias]
@@ -369,13 +269,13 @@ def _c_sampling(sampling: Sampling) -> CSampling:
     return raw
 
 
-def _c_options(options: EngineOptions, raised: list[BaseException]) -> tuple[CEngineOptions, list[object]]:
+def _c_options(options: EngineOptions, raised: list[BaseException]) -> tuple[c.CEngineOptions, list[object]]:
     """The C options, and the objects they point into: keep those until the call has returned."""
-    tensors = (CTensorSource * len(options.tensors))()
+    tensors = (c.CTensorSource * len(options.tensors))()
     for raw, source in zip(tensors, options.tensors, strict=True):
-        if len(source.shape) > MAX_RANK:
+        if len(source.shape) > c.MAX_DIMS:
             raise errors.CheckpointError(
-                f"tensor {source.name}: rank {len(source.shape)}, at most {MAX_RANK} is supported"
+                f"tensor {source.name}: rank {len(source.shape)}, at most {c.MAX_DIMS} is supported"
             )
         raw.name, raw.path = source.name.encode(), None if source.path is None else str(source.path).encode()
         if source.values is not None:
@@ -383,28 +283,35 @@ def _c_options(options: EngineOptions, raised: list[BaseException]) -> tuple[CEn
         raw.offset, raw.bytes, raw.dtype = source.offset, source.nbytes, source.dtype.encode()
         raw.rank = len(source.shape)
         raw.shape[: len(source.shape)] = source.shape
+    ranks = (c.CRankOptions * len(options.ranks))(*map(_c_rank, options.ranks))
     progress = _c_progress(options.progress, raised)
-    c_options = CEngineOptions(
+    c_options = c.CEngineOptions(
         kernels_path=str(options.kernels_path).encode(),
-        mixed_plan=options.mixed_plan.encode(),
-        decode_plan=options.decode_plan.encode(),
+        ranks=ranks,
+        num_ranks=len(ranks),
         tensors=tensors,
         num_tensors=len(tensors),
         progress=progress,
         **{name: getattr(options, name) for name in _OPTION_INTEGERS},
     )
-    return c_options, [tensors, progress]
+    return c_options, [ranks, tensors, progress]
+
+
+def _c_rank(rank: RankOptions) -> c.CRankOptions:
+    return c.CRankOptions(rank.device_ordinal, rank.mixed_plan.encode(), rank.decode_plan.encode())
 
 
 _OPTION_INTEGERS = tuple(
-    name for name, kind in CEngineOptions._fields_ if kind is ctypes.c_int32 and name != "num_tensors"
+    name
+    for name, kind in c.CEngineOptions._fields_
+    if kind is ctypes.c_int32 and name not in ("num_ranks", "num_tensors")
 )
 
 
 def _c_progress(progress: Progress | None, raised: list[BaseException]) -> Any:
     """A callback that keeps what `progress` raises: an exception cannot pass through C."""
     if progress is None:
-        return CProgress()
+        return c.CProgress()
 
     def report(_: object, done: int, total: int) -> None:
         try:
@@ -413,4 +320,4 @@ def _c_progress(progress: Progress | None, raised: list[BaseException]) -> Any:
         except BaseException as error:
             raised.append(error)
 
-    return CProgress(report)
+    return c.CProgress(report)

@@ -40,12 +40,20 @@ class TensorSource:
 
 
 @dataclass(frozen=True, slots=True)
+class RankOptions:
+    """See glm_rank_options: the texts of the rank's plans, and its device."""
+
+    mixed_plan: str
+    decode_plan: str
+    device_ordinal: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineOptions:
     """See glm_engine_options. `progress(done, total)` counts bytes and is called from loading threads."""
 
     kernels_path: Path
-    mixed_plan: str
-    decode_plan: str
+    ranks: Sequence[RankOptions]
     tensors: Sequence[TensorSource]
     max_rows: int
     max_samples: int
@@ -55,7 +63,6 @@ class EngineOptions:
     fit_pages: bool = False
     random_kv: bool = False
     num_threads: int = 0
-    device_ordinal: int = 0
     progress: Progress | None = None
 
 
@@ -108,6 +115,14 @@ class StepResult:
     top_ids: Int32Array  # [S, MAX_LOGPROBS]
     top_logprobs: Float32Array  # [S, MAX_LOGPROBS]
     device_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProgress:
+    """See glm_engine_progress."""
+
+    calls: int
+    where: str
 
 
 @dataclass(frozen=True, slots=True)

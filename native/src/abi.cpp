@@ -4,14 +4,14 @@
 #include <new>
 #include <span>
 
-#include "engine/engine.h"
+#include "engine/rank_set.h"
 #include "glm/runtime.h"
 #include "support/error.h"
 
 #define GLM_EXPORT extern "C" __attribute__((visibility("default")))
 
 struct glm_engine {
-  glm::Engine engine;
+  glm::RankSet ranks;
 };
 
 namespace {
@@ -62,7 +62,7 @@ GLM_EXPORT glm_status glm_engine_create(const glm_engine_options* options, glm_e
   return guard(error, [&] {
     require(options, out);
     *out = nullptr;
-    *out = new glm_engine{glm::Engine(*options)};
+    *out = new glm_engine{glm::RankSet(*options)};
   });
 }
 
@@ -73,7 +73,7 @@ GLM_EXPORT void glm_engine_destroy(glm_engine* engine) {
 GLM_EXPORT glm_status glm_engine_get_info(const glm_engine* engine, glm_engine_info* out, glm_error* error) {
   return guard(error, [&] {
     require(engine, out);
-    *out = engine->engine.info();
+    *out = engine->ranks.info();
   });
 }
 
@@ -82,28 +82,28 @@ GLM_EXPORT glm_status glm_engine_bind_slot(glm_engine* engine, int32_t slot, con
                                            int32_t num_sampled, glm_error* error) {
   return guard(error, [&] {
     require(engine, sampling);
-    engine->engine.bind_slot(slot, *sampling, prompt, num_prompt, sampled, num_sampled);
+    engine->ranks.bind_slot(slot, *sampling, prompt, num_prompt, sampled, num_sampled);
   });
 }
 
 GLM_EXPORT glm_status glm_engine_release_slot(glm_engine* engine, int32_t slot, glm_error* error) {
   return guard(error, [&] {
     require(engine);
-    engine->engine.release_slot(slot);
+    engine->ranks.release_slot(slot);
   });
 }
 
 GLM_EXPORT glm_status glm_engine_submit(glm_engine* engine, const glm_step_batch* batch, glm_error* error) {
   return guard(error, [&] {
     require(engine, batch);
-    engine->engine.submit(*batch);
+    engine->ranks.submit(*batch);
   });
 }
 
 GLM_EXPORT glm_status glm_engine_collect(glm_engine* engine, glm_step_result* out, glm_error* error) {
   return guard(error, [&] {
     require(engine, out);
-    *out = engine->engine.collect();
+    *out = engine->ranks.collect();
   });
 }
 
@@ -113,22 +113,36 @@ GLM_EXPORT glm_status glm_engine_run_ops(glm_engine* engine, const glm_step_batc
     require(engine, batch, out);
     if (num_ops < 0) glm::fail(GLM_INVALID_ARGUMENT, "num_ops ", num_ops, ", expected at least 0");
     if (num_ops > 0) require(ops);
-    *out = engine->engine.run_ops(*batch, std::span(ops, static_cast<size_t>(num_ops)), repeats);
+    *out = engine->ranks.run_ops(*batch, std::span(ops, static_cast<size_t>(num_ops)), repeats);
   });
 }
 
-GLM_EXPORT glm_status glm_engine_write_buffer(glm_engine* engine, const char* name, int32_t rows, const void* data,
-                                              size_t bytes, glm_error* error) {
+GLM_EXPORT glm_status glm_engine_write_buffer(glm_engine* engine, int32_t rank, const char* name, int32_t rows,
+                                              const void* data, size_t bytes, glm_error* error) {
   return guard(error, [&] {
     require(engine, name, data);
-    engine->engine.write_buffer(name, rows, data, bytes);
+    engine->ranks.rank(rank).write_buffer(name, rows, data, bytes);
   });
 }
 
-GLM_EXPORT glm_status glm_engine_read_buffer(glm_engine* engine, const char* name, int32_t rows, void* out,
-                                             size_t bytes, glm_error* error) {
+GLM_EXPORT glm_status glm_engine_read_buffer(glm_engine* engine, int32_t rank, const char* name, int32_t rows,
+                                             void* out, size_t bytes, glm_error* error) {
   return guard(error, [&] {
     require(engine, name, out);
-    engine->engine.read_buffer(name, rows, out, bytes);
+    engine->ranks.rank(rank).read_buffer(name, rows, out, bytes);
+  });
+}
+
+GLM_EXPORT glm_status glm_engine_get_progress(const glm_engine* engine, glm_engine_progress* out, glm_error* error) {
+  return guard(error, [&] {
+    require(engine, out);
+    *out = engine->ranks.progress();
+  });
+}
+
+GLM_EXPORT glm_status glm_engine_abort(glm_engine* engine, const char* reason, glm_error* error) {
+  return guard(error, [&] {
+    require(engine, reason);
+    engine->ranks.abort(reason);
   });
 }

@@ -13,7 +13,8 @@ from pathlib import Path
 from engine_worker.config import WorkerConfig, plan_sizes, scheduler_limits
 from engine_worker.loading import engine_options
 from engine_worker.models import Model, build_model
-from engine_worker.runtime.abi import MAX_IN_FLIGHT, PAGE_SIZE, Engine
+from engine_worker.runtime.abi import Engine
+from engine_worker.runtime.c_types import MAX_IN_FLIGHT, PAGE_SIZE
 from engine_worker.runtime.loop import EngineLoop, LoopOutputs
 from engine_worker.runtime.records import EngineInfo, Int32Array, Sampling, StepBatch, StepResult
 from engine_worker.runtime.step import StepPacker

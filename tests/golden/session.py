@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from engine_worker.loading import rank_options
 from engine_worker.models import KvDtypeSetting, build_model
-from engine_worker.plan.dump import dump
-from engine_worker.runtime.abi import PAGE_SIZE, Engine, kernel_table_path
+from engine_worker.runtime.abi import Engine, kernel_table_path
+from engine_worker.runtime.c_types import PAGE_SIZE
 from engine_worker.runtime.records import EngineOptions, Sampling, StepBatch
 
 # The kernel table under test: GLM_TEST_TABLE=cuda where there is a GPU.
@@ -106,8 +107,7 @@ def open_session(
     model = build_model(directory, kv_dtype)
     options = EngineOptions(
         kernels_path=kernels or kernel_table_path(TABLE),
-        mixed_plan=dump(model.mixed),
-        decode_plan=dump(model.decode),
+        ranks=rank_options(model),
         tensors=model.tensors,
         max_rows=MAX_CONTEXT,
         max_samples=SLOTS,

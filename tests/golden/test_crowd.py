@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from engine_worker.loading import rank_options
 from engine_worker.models import build_model
-from engine_worker.plan.dump import dump
-from engine_worker.runtime.abi import PAGE_SIZE, Engine, kernel_table_path
+from engine_worker.runtime.abi import Engine, kernel_table_path
+from engine_worker.runtime.c_types import PAGE_SIZE
 from engine_worker.runtime.records import EngineOptions, Sampling, StepBatch
 from tests.golden.cases import CASES, Case
 from tests.golden.session import MAX_CONTEXT, TABLE, Tokens
@@ -89,8 +90,7 @@ def test_tokens_do_not_depend_on_company(case: Case) -> None:
     model = build_model(directory, "auto")
     options = EngineOptions(
         kernels_path=kernel_table_path(TABLE),
-        mixed_plan=dump(model.mixed),
-        decode_plan=dump(model.decode),
+        ranks=rank_options(model),
         tensors=model.tensors,
         max_rows=8 * CROWD,
         max_samples=CROWD,

@@ -64,13 +64,15 @@ struct Fixture {
   std::string decode = plan("decode");
   const Checkpoint& checkpoint;
   std::atomic<uint64_t> reported = 0;
+  glm_rank_options ranks[1] = {};
 
   glm_engine_options options() {
     glm_engine_options out{};
     out.kernels_path = kernels.c_str();
     out.num_threads = 3;
-    out.mixed_plan = mixed.c_str();
-    out.decode_plan = decode.c_str();
+    ranks[0] = {.device_ordinal = 0, .mixed_plan = mixed.c_str(), .decode_plan = decode.c_str()};
+    out.ranks = ranks;
+    out.num_ranks = 1;
     out.tensors = checkpoint.sources.data();
     out.num_tensors = static_cast<int32_t>(checkpoint.sources.size());
     out.max_rows = 32;

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from engine_worker.errors import CheckpointError, DeviceError, OutOfMemoryError
+from engine_worker.loading import rank_options
 from engine_worker.models import build_model
-from engine_worker.plan.dump import dump
 from engine_worker.runtime.abi import Engine, kernel_table_path
 from engine_worker.runtime.records import EngineOptions, Sampling
 from tests.golden.cases import CASES, Case
@@ -47,8 +47,7 @@ def options(device: DeviceTable, case: Case = BY_NAME["f32_glm47"]) -> EngineOpt
     model = build_model(case.directory, "auto")
     return EngineOptions(
         kernels_path=device.path,
-        mixed_plan=dump(model.mixed),
-        decode_plan=dump(model.decode),
+        ranks=rank_options(model),
         tensors=model.tensors,
         max_rows=CONTEXT,
         max_samples=SLOTS,

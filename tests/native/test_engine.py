@@ -18,7 +18,8 @@ from engine_worker.errors import (
     UnsupportedError,
     WorkerError,
 )
-from engine_worker.runtime.abi import MAX_IN_FLIGHT, Engine
+from engine_worker.runtime.abi import Engine
+from engine_worker.runtime.c_types import MAX_IN_FLIGHT
 from engine_worker.runtime.records import Sampling, StepBatch, TensorSource
 from tests.native import tiny
 from tests.native.fault_table import FaultTable, Op
@@ -45,12 +46,13 @@ GLM_INVALID_ARGUMENT, GLM_UNSUPPORTED, GLM_DEVICE_ERROR, GLM_INTERNAL = 1, 2, 5,
 def test_limits_are_checked(
     faults: FaultTable, tensors: list[TensorSource], field: str, value: int, message: str
 ) -> None:
+    change: dict[str, Any] = {field: value}
     with pytest.raises(InvalidRequestError, match=message):
-        Engine.create(tiny.options(faults.path, tensors, **{field: value}))
+        Engine.create(tiny.options(faults.path, tensors, **change))
 
 
 def test_smallest_engine(faults: FaultTable, tensors: list[TensorSource]) -> None:
-    ones = {"max_rows": 1, "max_samples": 1, "max_slots": 1, "max_context": 16, "num_pages": 1}
+    ones: dict[str, Any] = {"max_rows": 1, "max_samples": 1, "max_slots": 1, "max_context": 16, "num_pages": 1}
     with Engine.create(tiny.options(faults.path, tensors, **ones)) as engine:
         bind(engine, 0)
         for position in range(16):

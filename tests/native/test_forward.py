@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine_worker.runtime.abi import MAX_LOGPROBS, Engine, kernel_table_path
-from engine_worker.runtime.records import EngineOptions, Sampling, StepResult
+from engine_worker.runtime.abi import Engine, kernel_table_path
+from engine_worker.runtime.c_types import MAX_LOGPROBS
+from engine_worker.runtime.records import EngineOptions, RankOptions, Sampling, StepResult
 from tests.native.tiny import NO_TOKENS, batch, step, write_shard
 
 F64 = NDArray[np.float64]
@@ -184,8 +185,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     sources = write_shard(tmp_path_factory.mktemp("forward") / "model.safetensors", TENSORS)
     options = EngineOptions(
         kernels_path=kernel_table_path("cpu"),
-        mixed_plan=make_plan("mixed"),
-        decode_plan=make_plan("decode"),
+        ranks=[RankOptions(make_plan("mixed"), make_plan("decode"))],
         tensors=sources,
         max_rows=LENGTH,
         max_samples=2,

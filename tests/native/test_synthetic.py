@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from engine_worker.errors import InvalidRequestError, UnsupportedError
+from engine_worker.loading import rank_options
 from engine_worker.models import build_model
 from engine_worker.models.layout import Parallelism
-from engine_worker.plan.dump import dump
-from engine_worker.runtime.abi import PAGE_SIZE, Engine, kernel_table_path
+from engine_worker.runtime.abi import Engine, kernel_table_path
+from engine_worker.runtime.c_types import PAGE_SIZE
 from engine_worker.runtime.records import EngineOptions, StepResult, Synthetic, TensorSource
 from tests.golden.cases import CASES
 from tests.native import tiny
@@ -36,8 +37,7 @@ def options(directory: Path, seed: int = 0, parallelism: Parallelism = Paralleli
     model = build_model(directory, parallelism=parallelism, synthetic_seed=seed)
     values: dict[str, Any] = {
         "kernels_path": kernel_table_path("cpu"),
-        "mixed_plan": dump(model.mixed),
-        "decode_plan": dump(model.decode),
+        "ranks": rank_options(model),
         "tensors": model.tensors,
         "max_rows": ROWS,
         "max_samples": ROWS,
@@ -126,7 +126,7 @@ def test_random_kv_stands_for_a_prefill(kv_dtype: Any, tmp_path: Path) -> None:
     """A decode at position 100 of a sequence that was never computed."""
     directory = config_directory(tmp_path)
     model = build_model(directory, kv_dtype, synthetic_seed=0)
-    plans: dict[str, Any] = {"mixed_plan": dump(model.mixed), "decode_plan": dump(model.decode)}
+    plans: dict[str, Any] = {"ranks": rank_options(model)}
     batch = tiny.batch((0, 100, [7]), updates=[(0, i, i) for i in range(7)], decode=True)
     attention = []
     for _ in range(2):

@@ -10,7 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine_worker.runtime.abi import Engine
-from engine_worker.runtime.records import EngineOptions, Int32Array, Sampling, StepBatch, StepResult, TensorSource
+from engine_worker.runtime.records import (
+    EngineOptions,
+    Int32Array,
+    RankOptions,
+    Sampling,
+    StepBatch,
+    StepResult,
+    TensorSource,
+)
 
 VOCAB = 100
 HIDDEN = 8
@@ -60,11 +68,17 @@ def table_tensor() -> NDArray[np.float32]:
     return np.arange(VOCAB * HIDDEN, dtype=np.float32).reshape(VOCAB, HIDDEN)
 
 
-def options(kernels: Path, tensors: Sequence[TensorSource], **changes: Any) -> EngineOptions:
+def options(
+    kernels: Path,
+    tensors: Sequence[TensorSource],
+    *,
+    mixed_plan: str = plan("mixed"),
+    decode_plan: str = plan("decode"),
+    **changes: Any,
+) -> EngineOptions:
     values: dict[str, Any] = {
         "kernels_path": kernels,
-        "mixed_plan": plan("mixed"),
-        "decode_plan": plan("decode"),
+        "ranks": [RankOptions(mixed_plan, decode_plan)],
         "tensors": tensors,
         "max_rows": MAX_ROWS,
         "max_samples": MAX_SAMPLES,

@@ -13,30 +13,33 @@ import numpy as np
 import pytest
 
 from engine_worker.errors import CheckpointError, InvalidRequestError, UnsupportedError
-from engine_worker.runtime import abi
-from engine_worker.runtime.records import EngineOptions, Sampling, StepBatch, TensorSource
+from engine_worker.runtime import abi, c_types
+from engine_worker.runtime.records import EngineOptions, RankOptions, Sampling, StepBatch, TensorSource
 
 ROOT = Path(__file__).resolve().parents[2]
 STRUCTS: dict[str, type[ctypes.Structure]] = {
-    "glm_error": abi.CError,
-    "glm_tensor_source": abi.CTensorSource,
-    "glm_engine_options": abi.CEngineOptions,
-    "glm_engine_info": abi.CEngineInfo,
-    "glm_sampling": abi.CSampling,
-    "glm_page_update": abi.CPageUpdate,
-    "glm_step_batch": abi.CStepBatch,
-    "glm_step_result": abi.CStepResult,
+    "glm_error": c_types.CError,
+    "glm_tensor_source": c_types.CTensorSource,
+    "glm_rank_options": c_types.CRankOptions,
+    "glm_engine_options": c_types.CEngineOptions,
+    "glm_engine_progress": c_types.CEngineProgress,
+    "glm_engine_info": c_types.CEngineInfo,
+    "glm_sampling": c_types.CSampling,
+    "glm_page_update": c_types.CPageUpdate,
+    "glm_step_batch": c_types.CStepBatch,
+    "glm_step_result": c_types.CStepResult,
 }
 CONSTANTS = {
-    "GLM_RUNTIME_VERSION": abi.RUNTIME_VERSION,
-    "GLM_PAGE_SIZE": abi.PAGE_SIZE,
-    "GLM_MAX_STOP_IDS": abi.MAX_STOP_IDS,
-    "GLM_MAX_LOGIT_BIAS": abi.MAX_LOGIT_BIAS,
-    "GLM_MAX_LOGPROBS": abi.MAX_LOGPROBS,
-    "GLM_MAX_IN_FLIGHT": abi.MAX_IN_FLIGHT,
-    "GLM_MAX_RANK": abi.MAX_RANK,
-    "GLM_PLAN_MIXED": abi.PLAN_MIXED,
-    "GLM_PLAN_DECODE": abi.PLAN_DECODE,
+    "GLM_RUNTIME_VERSION": c_types.RUNTIME_VERSION,
+    "GLM_PAGE_SIZE": c_types.PAGE_SIZE,
+    "GLM_MAX_STOP_IDS": c_types.MAX_STOP_IDS,
+    "GLM_MAX_LOGIT_BIAS": c_types.MAX_LOGIT_BIAS,
+    "GLM_MAX_LOGPROBS": c_types.MAX_LOGPROBS,
+    "GLM_MAX_IN_FLIGHT": c_types.MAX_IN_FLIGHT,
+    "GLM_MAX_DIMS": c_types.MAX_DIMS,
+    "GLM_MAX_RANKS": c_types.MAX_RANKS,
+    "GLM_PLAN_MIXED": c_types.PLAN_MIXED,
+    "GLM_PLAN_DECODE": c_types.PLAN_DECODE,
 }
 
 
@@ -145,6 +148,6 @@ def test_history_is_checked() -> None:
 
 def test_rank_is_checked() -> None:
     source = TensorSource("t", Path("shard"), 0, 1, "F32", (1, 1, 1, 1, 1))
-    options = EngineOptions(Path("k"), "", "", [source], 1, 1, 1, 16, 1)
+    options = EngineOptions(Path("k"), [RankOptions("", "")], [source], 1, 1, 1, 16, 1)
     with pytest.raises(CheckpointError, match="tensor t: rank 5, at most 4 is supported"):
         abi.Engine.create(options, NoLibrary())

@@ -1,4 +1,4 @@
-/* The runtime: one engine per process and rank set. It maps a checkpoint, binds plans to a kernel table, keeps the KV
+/* The runtime: one engine per process, of one rank or several, each with a thread and a device of its own. It maps a checkpoint, binds plans to a kernel table, keeps the KV
  * pages and the request slots, and runs steps. What runs when, and which pages belong to whom, is the caller's
  * business (the scheduler).
  *
@@ -22,8 +22,8 @@
 extern "C" {
 #endif
 
-#define GLM_RUNTIME_VERSION 3u
-#define GLM_MAX_RANK 4
+#define GLM_RUNTIME_VERSION 4u
+#define GLM_MAX_DIMS 4
 #define GLM_MAX_IN_FLIGHT 2 /* steps submitted and not yet collected */
 
 typedef struct glm_engine glm_engine;
@@ -42,18 +42,24 @@ typedef struct glm_tensor_source {
   uint64_t bytes;
   const char* dtype; /* safetensors' spelling: F32, BF16, F16, F8_E4M3 */
   int32_t rank;
-  int64_t shape[GLM_MAX_RANK];
+  int64_t shape[GLM_MAX_DIMS];
   uint64_t seed; /* without a file, as the next two */
   float mean;
   float spread;
 } glm_tensor_source;
 
-typedef struct glm_engine_options {
-  const char* kernels_path; /* shared object of the kernel table */
+/* A rank: its device and its share of the model. */
+typedef struct glm_rank_options {
   int32_t device_ordinal;
-  int32_t num_threads;              /* see glm_device_options */
-  const char* mixed_plan;           /* plan text (native/PLAN.md): GLM_PLAN_MIXED */
-  const char* decode_plan;          /* plan text: GLM_PLAN_DECODE */
+  const char* mixed_plan;  /* plan text (native/PLAN.md): GLM_PLAN_MIXED */
+  const char* decode_plan; /* plan text: GLM_PLAN_DECODE */
+} glm_rank_options;
+
+typedef struct glm_engine_options {
+  const char* kernels_path;      /* shared object of the kernel table */
+  int32_t num_threads;           /* see glm_device_options; the ranks share them, at least one each */
+  const glm_rank_options* ranks; /* their plans make the same calls */
+  int32_t num_ranks;
   const glm_tensor_source* tensors; /* all tensors that the plans name */
   int32_t num_tensors;
   int32_t max_rows;    /* T of a step, at most */
@@ -67,6 +73,13 @@ typedef struct glm_engine_options {
   void (*progress)(void* context, uint64_t done, uint64_t total);
   void* progress_context;
 } glm_engine_options;
+
+/* What a step in flight is at. */
+typedef struct glm_engine_progress {
+  uint64_t calls;   /* of ops, begun by all ranks so far: two equal readings are a standstill between them */
+  char where[1024]; /* "rank 1 in op linear layers.0.attn.o of step 7; rank 0 in op all_reduce ...": who keeps others
+                       waiting comes first; empty between steps */
+} glm_engine_progress;
 
 typedef struct glm_engine_info {
   char kernels[32];             /* table name */
@@ -137,13 +150,19 @@ glm_status glm_engine_submit(glm_engine* engine, const glm_step_batch* batch, gl
 /* Wait for the oldest uncollected step. GLM_INVALID_ARGUMENT if there is none. */
 glm_status glm_engine_collect(glm_engine* engine, glm_step_result* out, glm_error* error);
 
+/* From any thread, beside any other call, also while that is stuck. */
+glm_status glm_engine_get_progress(const glm_engine* engine, glm_engine_progress* out, glm_error* error);
+/* Fail the engine because a step does not end: ranks that wait for others are woken, and collect returns `reason`. A
+ * rank that never returns from an op keeps its thread, and destroy waits for that: end the process. */
+glm_status glm_engine_abort(glm_engine* engine, const char* reason, glm_error* error);
+
 /* For tests, profiles and the parity tool; the engine must be idle.
  *
  * Copy a plan buffer as the last step left it, `rows` rows tightly packed; or set it. */
-glm_status glm_engine_read_buffer(glm_engine* engine, const char* name, int32_t rows, void* out, size_t bytes,
-                                  glm_error* error);
-glm_status glm_engine_write_buffer(glm_engine* engine, const char* name, int32_t rows, const void* data, size_t bytes,
-                                   glm_error* error);
+glm_status glm_engine_read_buffer(glm_engine* engine, int32_t rank, const char* name, int32_t rows, void* out,
+                                  size_t bytes, glm_error* error);
+glm_status glm_engine_write_buffer(glm_engine* engine, int32_t rank, const char* name, int32_t rows, const void* data,
+                                   size_t bytes, glm_error* error);
 /* Run some ops of the batch's plan, by their places in it, in the order given, and wait for them. The list runs
  * `repeats` times, of which device_ns is the shortest; more than once it runs as a graph, where the table has graphs. */
 glm_status glm_engine_run_ops(glm_engine* engine, const glm_step_batch* batch, const int32_t* ops, int32_t num_ops,

@@ -32,21 +32,24 @@ void check_pointers(const glm_engine_options& options) {
     if (pointer == nullptr) fail(GLM_INVALID_ARGUMENT, name, " is NULL");
   };
   check("kernels_path", options.kernels_path);
-  check("mixed_plan", options.mixed_plan);
-  check("decode_plan", options.decode_plan);
-  if (options.num_tensors < 0) {
-    fail(GLM_INVALID_ARGUMENT, "num_tensors ", options.num_tensors, ", expected at least 0");
+  for (int32_t rank = 0; rank < options.num_ranks; ++rank) {
+    check("mixed_plan", options.ranks[rank].mixed_plan);
+    check("decode_plan", options.ranks[rank].decode_plan);
   }
-  if (options.num_tensors > 0) check("tensors", options.tensors);
   if (options.num_threads < 0) {
     fail(GLM_INVALID_ARGUMENT, "num_threads ", options.num_threads, ", expected at least 0");
   }
 }
 
-int32_t scan_threads(int32_t num_threads) {
+int32_t all_threads(const glm_engine_options& options) {
   cpu_set_t cores;
-  if (num_threads > 0) return num_threads;
+  if (options.num_threads > 0) return options.num_threads;
   return sched_getaffinity(0, sizeof(cores), &cores) == 0 ? std::max(1, CPU_COUNT(&cores)) : 1;
+}
+
+// The ranks compute at the same time.
+int32_t threads_of_a_rank(const glm_engine_options& options) {
+  return std::max(1, all_threads(options) / options.num_ranks);
 }
 
 // What is left to the device's driver where KV pages take the rest of its memory: graphs, and the ends of allocations.
@@ -68,52 +71,42 @@ void check_one_sample(const Plan& plan) {
 
 }  // namespace
 
-Engine::Engine(const glm_engine_options& options) : limits_(read_limits(options)) {
+Engine::Engine(const glm_engine_options& options, int32_t rank, OnFailure on_failure)
+    : on_failure_(std::move(on_failure)), limits_(read_limits(options)) {
   check_pointers(options);
-  const Plan mixed = parse_plan(options.mixed_plan, "mixed");
-  const Plan decode = parse_plan(options.decode_plan, "decode");
-  check_one_sample(mixed);
-  check_one_sample(decode);
-  table_.emplace(options.kernels_path, std::vector<const Plan*>{&mixed, &decode});
-  table_->open_device({.ordinal = options.device_ordinal, .num_threads = options.num_threads});
+  mixed_ = parse_plan(options.ranks[rank].mixed_plan, "mixed");
+  decode_ = parse_plan(options.ranks[rank].decode_plan, "decode");
+  check_one_sample(mixed_);
+  check_one_sample(decode_);
+  declarations_ = join_declarations(mixed_, decode_);
+  table_.emplace(options.kernels_path, std::vector<const Plan*>{&mixed_, &decode_});
+  table_->open_device({.ordinal = options.ranks[rank].device_ordinal, .num_threads = threads_of_a_rank(options)});
   device_.emplace(table_->kernels(), table_->device());
   limits_.spare = device_->has_graphs() ? 1 : 0;
   weight_arena_.emplace(*device_, Arena::Kind::kDevice);
   kv_arena_.emplace(*device_, Arena::Kind::kDevice);
   scratch_arena_.emplace(*device_, Arena::Kind::kDevice);
   host_arena_.emplace(*device_, Arena::Kind::kHost);
+}
 
-  const Declarations declarations = join_declarations(mixed, decode);
-  load(options, declarations);
+void Engine::load(const glm_engine_options& options, TensorTable& tensors, const ScanProgress& progress) {
+  resources_.act = declarations_.act;
+  resources_.limits = limits_;
+  Filler filler(*weight_arena_);
+  resources_.weights = load_weights(declarations_, tensors, *weight_arena_, filler);
+  resources_.state = make_state(declarations_, limits_, *scratch_arena_, filler);
+  scan_weights(resources_.weights.regions, *device_, all_threads(options), progress);
+  filler.finish();
   allocate_steps();
-  bind_plans(mixed, decode);  // to learn the workspace; the KV pages take what is left
+  bind_plans();  // to learn the workspace; the KV pages take what is left
+  allocate_workspace();
+}
+
+void Engine::allocate_workspace() {
   size_t workspace = 0;
   for (const Executor& executor : executors_) workspace = std::max(workspace, executor.workspace_bytes());
   table_->kernels().set_workspace(table_->device(), scratch_arena_->allocate_bytes("workspace of ops", workspace),
                                   workspace);
-  if (declarations.kv) allocate_kv_pages(*declarations.kv, options.fit_pages != 0);
-  if (options.random_kv != 0) {
-    scan_weights(random_kv_regions(resources_.state.kv, limits_), *device_, scan_threads(options.num_threads), {});
-  }
-  bind_plans(mixed, decode);
-  mirror_.emplace(limits_, declarations.vocab);
-  record_decode();
-  thread_ = std::thread([this] { run(); });
-}
-
-void Engine::load(const glm_engine_options& options, const Declarations& declarations) {
-  resources_.act = declarations.act;
-  resources_.limits = limits_;
-  Filler filler(*weight_arena_);
-  tensors_ = std::make_unique<TensorTable>(std::span(options.tensors, static_cast<size_t>(options.num_tensors)));
-  resources_.weights = load_weights(declarations, *tensors_, *weight_arena_, filler);
-  resources_.state = make_state(declarations, limits_, *scratch_arena_, filler);
-  ScanProgress progress;
-  if (options.progress != nullptr) {
-    progress = [&options](uint64_t done, uint64_t total) { options.progress(options.progress_context, done, total); };
-  }
-  scan_weights(resources_.weights.regions, *device_, scan_threads(options.num_threads), progress);
-  filler.finish();
 }
 
 void Engine::allocate_steps() {
@@ -125,22 +118,39 @@ void Engine::allocate_steps() {
   slot_binder_.emplace(*device_, resources_.state.slots, *host_arena_);
 }
 
-void Engine::allocate_kv_pages(const KvSpec& kv, bool fit) {
-  const size_t page_bytes = kv_page_bytes(kv);
-  if (fit && !device_->host_memory()) {
-    device_->require_free("KV pages, at least one, and the driver",
-                          static_cast<size_t>(1 + limits_.spare) * page_bytes + kDriverBytes);
-    const size_t fitting = (device_->free_bytes() - kDriverBytes) / page_bytes - static_cast<size_t>(limits_.spare);
-    limits_.num_pages = static_cast<int32_t>(std::min(static_cast<size_t>(limits_.num_pages), fitting));
-    resources_.limits = limits_;
-  }
-  device_->require_free("KV pages", Arena::byte_count("KV pages", page_bytes, {limits_.all_pages()}));
-  allocate_kv(resources_.state.kv, limits_, *kv_arena_);
+int32_t Engine::fitting_pages(bool fit) const {
+  if (!declarations_.kv || !fit || device_->host_memory()) return limits_.num_pages;
+  const size_t page_bytes = kv_page_bytes(*declarations_.kv);
+  device_->require_free("KV pages, at least one, and the driver",
+                        static_cast<size_t>(1 + limits_.spare) * page_bytes + kDriverBytes);
+  const size_t fitting = (device_->free_bytes() - kDriverBytes) / page_bytes - static_cast<size_t>(limits_.spare);
+  return static_cast<int32_t>(std::min(static_cast<size_t>(limits_.num_pages), fitting));
 }
 
-void Engine::bind_plans(const Plan& mixed, const Plan& decode) {
+void Engine::start(const glm_engine_options& options, int32_t num_pages) {
+  limits_.num_pages = num_pages;
+  resources_.limits = limits_;
+  if (const auto& kv = declarations_.kv) {
+    device_->require_free("KV pages", Arena::byte_count("KV pages", kv_page_bytes(*kv), {limits_.all_pages()}));
+    allocate_kv(resources_.state.kv, limits_, *kv_arena_);
+  }
+  if (options.random_kv != 0) {
+    scan_weights(random_kv_regions(resources_.state.kv, limits_), *device_, all_threads(options), {});
+  }
+  bind_plans();
+  mirror_.emplace(limits_, declarations_.vocab);
+  thread_ = std::thread([this] { run(); });
+}
+
+void Engine::wait_ready() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return ready_ || failed_; });
+  if (failed_) throw *failed_;
+}
+
+void Engine::bind_plans() {
   executors_.clear();
-  for (const Plan* plan : {&mixed, &decode}) executors_.emplace_back(*device_, bind_plan(*plan, resources_));
+  for (const Plan* plan : {&mixed_, &decode_}) executors_.emplace_back(*device_, bind_plan(*plan, resources_), mark_);
 }
 
 void Engine::record_decode() {
@@ -155,6 +165,10 @@ void Engine::record_decode() {
 }
 
 Engine::~Engine() {
+  stop();
+}
+
+void Engine::stop() {
   if (!thread_.joinable()) return;
   {
     const std::lock_guard lock(mutex_);
@@ -226,8 +240,8 @@ glm_step_result Engine::collect() {
   }
   {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return ended_ > collected_; });
-    if (failed_ && (lost_ || collected_ >= finished_)) throw *failed_;
+    changed_.wait(lock, [this] { return ended_ > collected_ || given_up_; });
+    if (failed_ && (lost_ || given_up_ || collected_ >= finished_)) throw *failed_;
   }
   const Staging& staging = staging_[collected_ % staging_.size()];
   uint64_t device_ns = 0;
@@ -244,8 +258,26 @@ glm_step_result Engine::collect() {
 }
 
 void Engine::note_failure(const Failure& failure, uint64_t step) {
-  const std::lock_guard lock(mutex_);
-  if (!failed_) failed_.emplace(failure.status(), text(failure.what(), " in step ", step));
+  set_failed(Failure(failure.status(), text(failure.what(), " in step ", step)));
+}
+
+// The other ranks are told first: whoever finds this rank failed also finds out what was the first failure of all.
+void Engine::set_failed(const Failure& failure) {
+  on_failure_(failure);
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failed_) failed_.emplace(failure);
+  }
+  changed_.notify_all();
+}
+
+void Engine::give_up(const Failure& failure) {
+  {
+    const std::lock_guard lock(mutex_);
+    given_up_ = true;
+  }
+  set_failed(failure);
+  changed_.notify_all();
 }
 
 void Engine::push(Command command) {
@@ -258,6 +290,16 @@ void Engine::push(Command command) {
 
 // The engine's thread. What is queued when the engine is destroyed still runs.
 void Engine::run() {
+  try {
+    record_decode();
+    {
+      const std::lock_guard lock(mutex_);
+      ready_ = true;
+    }
+    changed_.notify_all();
+  } catch (const Failure& failure) {
+    set_failed(failure);
+  }
   while (true) {
     Command command;
     bool failed = false;
@@ -286,6 +328,7 @@ void Engine::run_command(const Command& command) {
       slot_binder_->apply(*command.binding);
     } else {
       run_step(*command.step);
+      mark_.op = nullptr;
       ++finished_;
     }
   } catch (const Failure& failure) {

@@ -1,10 +1,11 @@
-// The engine: what a glm_engine is. The caller's thread checks and queues; the engine's own thread runs.
+// One rank's engine. The caller's thread checks and queues; the engine's own thread runs.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -29,10 +30,33 @@ namespace glm {
 
 class Engine {
  public:
-  explicit Engine(const glm_engine_options& options);
+  // Told of what makes every later call fail; from any thread, perhaps more than once.
+  using OnFailure = std::function<void(const Failure&)>;
+
+  // Opens the rank's device. Then, in this order: `load`, `start`, `wait_ready`.
+  Engine(const glm_engine_options& options, int32_t rank, OnFailure on_failure);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
+
+  const Device& device() const { return *device_; }
+  const Plan& plan(glm_plan_kind kind) const { return kind == GLM_PLAN_MIXED ? mixed_ : decode_; }
+
+  // Weights and whatever else steps need, but for the KV pages. `tensors` outlives the engine.
+  void load(const glm_engine_options& options, TensorTable& tensors, const ScanProgress& progress);
+  // KV pages that memory has room for, at most those asked for. Throws if there is not one and `fit`.
+  int32_t fitting_pages(bool fit) const;
+  // Takes the pages and begins to run; ranks that record graphs do so together, each on its own thread.
+  void start(const glm_engine_options& options, int32_t num_pages);
+  void wait_ready();
+  // Waits for steps in flight. Idempotent.
+  void stop();
+  // From any thread: `collect` waits no longer for steps that may never end.
+  void give_up(const Failure& failure);
+
+  // Where the engine's thread is, for other threads.
+  const OpMark& mark() const { return mark_; }
+  uint64_t steps_handed_over() const { return finished_; }
 
   glm_engine_info info() const;
   void bind_slot(int32_t slot, const glm_sampling& sampling, const int32_t* prompt, int32_t num_prompt,
@@ -51,14 +75,14 @@ class Engine {
     Staging* step;
   };
 
-  void load(const glm_engine_options& options, const Declarations& declarations);
-  void bind_plans(const Plan& mixed, const Plan& decode);
   void allocate_steps();
-  void allocate_kv_pages(const KvSpec& kv, bool fit);
+  void allocate_workspace();
+  void bind_plans();
   void record_decode();
 
   void throw_if_failed() const;
   void note_failure(const Failure& failure, uint64_t step);
+  void set_failed(const Failure& failure);
   void push(Command command);
   void run();
   void run_command(const Command& command);
@@ -72,15 +96,19 @@ class Engine {
   uint64_t time_ops(Executor& executor, const Staging& staging, std::span<const int32_t> ops, int32_t repeats);
 
   // In order of construction: what is later may point into what is earlier.
+  OnFailure on_failure_;
   Limits limits_;
+  Plan mixed_;
+  Plan decode_;
+  Declarations declarations_;
   std::optional<KernelTable> table_;
   std::optional<Device> device_;
   std::optional<Arena> weight_arena_;
   std::optional<Arena> kv_arena_;
   std::optional<Arena> scratch_arena_;
   std::optional<Arena> host_arena_;
-  std::unique_ptr<TensorTable> tensors_;
   Resources resources_;
+  OpMark mark_;
   std::vector<Executor> executors_;  // by glm_plan_kind
   StepBlock device_block_{};
   // One more than in flight: the result that the caller still reads stays as it is.
@@ -102,6 +130,8 @@ class Engine {
   uint64_t ended_ = 0;             // guarded by mutex_: steps handed to the device or given up
   std::optional<Failure> failed_;  // guarded by mutex_; set once
   bool stop_ = false;              // guarded by mutex_
+  bool ready_ = false;             // guarded by mutex_: steps may run
+  bool given_up_ = false;          // guarded by mutex_
   std::thread thread_;             // last: everything else exists while it runs
 };
 

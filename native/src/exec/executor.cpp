@@ -27,6 +27,14 @@ const char* status_name(glm_status status) {
   return "an unknown status";
 }
 
+std::string describe(const BoundOp& op) {
+  return text("op ", op_form(static_cast<glm_op>(op.args.index())).name, " ", op.label);
+}
+
+bool is_exchange(const BoundOp& op) {
+  return op.args.index() == GLM_OP_ALL_REDUCE || op.args.index() == GLM_OP_SAMPLE;
+}
+
 size_t Executor::workspace_bytes() const {
   size_t bytes = 0;
   for (const BoundOp& op : ops_) {
@@ -47,6 +55,8 @@ void Executor::run(std::span<const int32_t> ops, int32_t num_rows, int32_t num_s
 }
 
 inline void Executor::run_op(BoundOp& op, int32_t num_rows, int32_t num_samples) {
+  mark_->op.store(&op, std::memory_order_relaxed);
+  mark_->calls.store(mark_->calls.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   const auto call = [&](auto& args) {
     args.rows = op.by_samples ? num_samples : num_rows;
     return call_op(device_->kernels(), device_->handle(), args);
@@ -54,8 +64,7 @@ inline void Executor::run_op(BoundOp& op, int32_t num_rows, int32_t num_samples)
   const glm_status status = std::visit(call, op.args);
   if (status != GLM_OK) [[unlikely]] {
     // What was checked when the plan was bound cannot be wrong now, so any other status is a contradiction.
-    fail(status == GLM_DEVICE_ERROR ? GLM_DEVICE_ERROR : GLM_INTERNAL, "op ",
-         op_form(static_cast<glm_op>(op.args.index())).name, " ", op.label, " of kernel table ",
+    fail(status == GLM_DEVICE_ERROR ? GLM_DEVICE_ERROR : GLM_INTERNAL, describe(op), " of kernel table ",
          device_->kernels().name, " returned ", status_name(status), device_->last_error());
   }
 }

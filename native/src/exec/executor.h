@@ -1,6 +1,7 @@
 // Walks the list of bound ops.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -12,9 +13,21 @@ namespace glm {
 
 const char* status_name(glm_status status);
 
+// The op that a thread is in, for other threads to see. One thread writes.
+struct OpMark {
+  std::atomic<const BoundOp*> op = nullptr;  // NULL: none
+  std::atomic<uint64_t> calls = 0;           // begun so far
+};
+
+// "op linear layers.3.attn.o".
+std::string describe(const BoundOp& op);
+// Whether ranks wait for each other in it.
+bool is_exchange(const BoundOp& op);
+
 class Executor {
  public:
-  Executor(const Device& device, std::vector<BoundOp> ops) : device_(&device), ops_(std::move(ops)) {}
+  Executor(const Device& device, std::vector<BoundOp> ops, OpMark& mark)
+      : device_(&device), ops_(std::move(ops)), mark_(&mark) {}
 
   // The largest scratch that any op needs.
   size_t workspace_bytes() const;
@@ -30,6 +43,7 @@ class Executor {
 
   const Device* device_;
   std::vector<BoundOp> ops_;
+  OpMark* mark_;
 };
 
 }  // namespace glm

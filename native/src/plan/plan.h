@@ -131,6 +131,9 @@ struct Plan {
 // `expected` is the plan's name. Throws GLM_INVALID_ARGUMENT that names the line and what was expected there.
 Plan parse_plan(std::string_view text, std::string_view expected);
 
+// Ranks' plans of one kind, by rank: the same calls, and parts of the vocabulary that make it up. Throws where not.
+void check_ranks(const std::vector<const Plan*>& ranks);
+
 // All that either plan declares, each name once. Throws where the two do not agree.
 Declarations join_declarations(const Plan& mixed, const Plan& decode);
 

@@ -23,9 +23,9 @@ glm_dtype parse_dtype(const glm_tensor_source& source) {
 }
 
 void check_bytes(const glm_tensor_source& source, glm_dtype dtype) {
-  if (source.rank < 0 || source.rank > GLM_MAX_RANK) {
+  if (source.rank < 0 || source.rank > GLM_MAX_DIMS) {
     fail(GLM_BAD_CHECKPOINT, "tensor ", source.name, " in ", file_name(source), ": rank ", source.rank,
-         ", expected 0 to ", GLM_MAX_RANK);
+         ", expected 0 to ", GLM_MAX_DIMS);
   }
   uint64_t bytes = element_bytes(dtype);
   bool overflow = false;
