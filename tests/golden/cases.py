@@ -194,4 +194,50 @@ CASES = (
             "num_attention_heads": 5,
         },
     ),
+    # 8 KV heads, and widths that 8 ranks divide: tensor and expert parallelism up to 8.
+    Case(
+        "f32_8_kv_heads",
+        "f32",
+        *F32,
+        {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 8, "hidden_size": 40},
+    ),
+    Case(
+        "fp8_channel_8_kv_heads",
+        "channel",
+        *FP8,
+        {
+            "num_attention_heads": 8,
+            "num_key_value_heads": 8,
+            "head_dim": 16,
+            "intermediate_size": 128,
+            "moe_intermediate_size": 32,
+            "vocab_size": 101,
+        },
+    ),
+    # 3 KV heads, and widths that 3 and 6 ranks divide.
+    Case(
+        "bf16_3_kv_heads",
+        "bf16",
+        *BF16,
+        {
+            "dtype": "bfloat16",
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "moe_intermediate_size": 24,
+            "n_routed_experts": 6,
+        },
+    ),
+    # Two ranks cut no block.
+    Case(
+        "fp8_block_wide",
+        "block",
+        *FP8,
+        {
+            "num_attention_heads": 8,
+            "num_key_value_heads": 8,
+            "intermediate_size": 256,
+            "moe_intermediate_size": 256,
+            "n_routed_experts": 4,
+        },
+    ),
 )

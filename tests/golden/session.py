@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from engine_worker.loading import rank_options
 from engine_worker.models import KvDtypeSetting, build_model
+from engine_worker.models.layout import ONE_RANK, Parallelism
 from engine_worker.runtime.abi import Engine, kernel_table_path
 from engine_worker.runtime.c_types import PAGE_SIZE
 from engine_worker.runtime.records import EngineOptions, Sampling, StepBatch
@@ -25,6 +26,8 @@ PAGES_A_SLOT = MAX_CONTEXT // PAGE_SIZE
 
 Logits = NDArray[np.float32]
 Tokens = NDArray[np.int32]
+GREEDY = Sampling()
+NO_TOKENS: Tokens = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,11 @@ class Piece:
 class Session:
     """One engine. `prefill` and `decode` run a sequence from its first token; `start` and `step` are their parts."""
 
-    def __init__(self, engine: Engine, vocab: int) -> None:
+    def __init__(self, engine: Engine, vocab: Sequence[int]) -> None:
+        """`vocab`: the tokens whose logits each rank has."""
         self._engine = engine
         self._vocab = vocab
+        self.sampled = NO_TOKENS  # of the newest step
 
     def prefill(self, tokens: Tokens, chunks: Sequence[int] | None = None, slot: int = 0) -> Logits:
         """[vocab]: the logits after the last token, the prompt being fed in `chunks` (all at once by default)."""
@@ -63,11 +68,10 @@ class Session:
         self.start(slot)
         return np.concatenate([self.step(Piece(slot, tokens[i : i + 1], i), decode=True) for i in range(len(tokens))])
 
-    def start(self, slot: int) -> None:
-        """Begin a sequence: greedy, with nothing that would change the logits."""
-        none = np.empty(0, np.int32)
+    def start(self, slot: int, sampling: Sampling = GREEDY) -> None:
+        """Begin a sequence; by default with nothing that would change the logits."""
         self._engine.release_slot(slot)
-        self._engine.bind_slot(slot, Sampling(), none, none)
+        self._engine.bind_slot(slot, sampling, NO_TOKENS, NO_TOKENS)
 
     def step(self, *pieces: Piece, decode: bool = False) -> Logits:
         """[sampled pieces][vocab]; by the decode plan if `decode`."""
@@ -87,9 +91,12 @@ class Session:
                 decode=decode,
             )
         )
-        self._engine.collect()
-        logits: Logits = self._engine.read_buffer("logits", (len(sample_rows), self._vocab), np.float32)
-        return logits
+        self.sampled = self._engine.collect().token_ids
+        parts = [
+            self._engine.read_buffer("logits", (len(sample_rows), size), np.float32, rank)
+            for rank, size in enumerate(self._vocab)
+        ]
+        return np.concatenate(parts, axis=1)
 
 
 def _page_updates(piece: Piece) -> list[tuple[int, int, int]]:
@@ -101,10 +108,14 @@ def _page_updates(piece: Piece) -> list[tuple[int, int, int]]:
 
 @contextmanager
 def open_session(
-    directory: Path, kv_dtype: KvDtypeSetting = "auto", num_threads: int = 1, kernels: Path | None = None
+    directory: Path,
+    kv_dtype: KvDtypeSetting = "auto",
+    num_threads: int = 1,
+    kernels: Path | None = None,
+    parallelism: Parallelism = ONE_RANK,
 ) -> Iterator[Session]:
     """An engine on the kernel table `kernels`, by default the one under test."""
-    model = build_model(directory, kv_dtype)
+    model = build_model(directory, kv_dtype, parallelism)
     options = EngineOptions(
         kernels_path=kernels or kernel_table_path(TABLE),
         ranks=rank_options(model),
@@ -117,7 +128,8 @@ def open_session(
         num_threads=num_threads,
     )
     with Engine.create(options) as engine:
-        yield Session(engine, model.config.vocab_size)
+        shards = [rank.layout.vocab(model.config) for rank in model.ranks]
+        yield Session(engine, [end - first for first, end in shards])
 
 
 def relative_error(found: Logits, expected: Logits) -> NDArray[np.float32]:
