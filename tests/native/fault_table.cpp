@@ -1,5 +1,6 @@
-// A kernel table for tests of the runtime: counts calls, fails on demand, and computes next to nothing, so that what
-// the runtime handed over can be read back. Not for use from several engines at once.
+// A kernel table for tests of the runtime: counts calls, fails or hangs on demand, and computes next to nothing, so that
+// what the runtime handed over can be read back. Ranks wait for each other in all_reduce. Not for use from several
+// engines at once.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -7,26 +8,36 @@
 #include <cstring>
 
 #include "cpu/memory.h"
+#include "cpu/rendezvous.h"
 #include "glm/kernels.h"
 
 #define GLM_EXPORT extern "C" __attribute__((visibility("default")))
 
+struct glm_group {
+  glm::cpu::Rendezvous meeting;
+};
+
 struct glm_device {
-  size_t workspace;
+  glm_group* group = nullptr;
+  int32_t rank = 0;
 };
 
 namespace {
 
 constexpr int32_t kObservedToken = 7;
+constexpr int32_t kEveryRank = -1;
 
 struct OpState {
   std::atomic<int32_t> calls = 0;
   std::atomic<int32_t> rows = -1;     // of the newest call
   std::atomic<int32_t> fail_in = -1;  // calls until one fails; -1: never
   std::atomic<glm_status> status = GLM_OK;
+  std::atomic<bool> hangs = false;
 };
 
 std::array<OpState, GLM_OP_COUNT> states;
+std::atomic<int32_t> faulty_rank = kEveryRank;
+std::atomic<int32_t> hanging = 0;  // calls that hang now
 std::atomic<int32_t> open_devices = 0;
 std::atomic<glm_status> open_status = GLM_OK;
 std::atomic<uint32_t> spoken_version = GLM_KERNELS_VERSION;
@@ -34,32 +45,65 @@ std::atomic<size_t> workspace_wanted = 0;
 std::atomic<size_t> workspace_given = 0;
 glm_kernels table;
 
-glm_status record(glm_op op, int32_t rows) {
+void hang(OpState& state) {
+  ++hanging;
+  hanging.notify_all();
+  state.hangs.wait(true);
+  --hanging;
+  hanging.notify_all();
+}
+
+glm_status record(const glm_device* device, glm_op op, int32_t rows) {
   OpState& state = states[op];
   ++state.calls;
   state.rows = rows;
+  if (faulty_rank != kEveryRank && faulty_rank != device->rank) return GLM_OK;
+  if (state.hangs) hang(state);
   if (state.fail_in < 0) return GLM_OK;
   return state.fail_in-- == 0 ? state.status.load() : GLM_OK;
 }
 
 template <glm_op Op, class Args>
-glm_status count(glm_device*, const Args* args) {
-  return record(Op, args->rows);
+glm_status count(glm_device* device, const Args* args) {
+  return record(device, Op, args->rows);
+}
+
+glm_status all_reduce(glm_device* device, const glm_all_reduce_args* args) {
+  const glm_status status = record(device, GLM_OP_ALL_REDUCE, args->rows);
+  if (status != GLM_OK || device->group == nullptr) return status;
+  return device->group->meeting.arrive() ? GLM_OK : GLM_DEVICE_ERROR;
+}
+
+glm_status group_create(glm_device* const* devices, int32_t num_ranks, glm_group** out, char*, size_t) {
+  *out = new glm_group{glm::cpu::Rendezvous(num_ranks)};
+  for (int32_t rank = 0; rank < num_ranks; ++rank) {
+    devices[rank]->group = *out;
+    devices[rank]->rank = rank;
+  }
+  return GLM_OK;
+}
+
+void group_abort(glm_group* group) {
+  group->meeting.abort();
+}
+
+void group_destroy(glm_group* group) {
+  delete group;
 }
 
 // The token ids themselves, so that a buffer shows what a step was given.
-glm_status embed(glm_device*, const glm_embed_args* args) {
+glm_status embed(glm_device* device, const glm_embed_args* args) {
   for (int32_t row = 0; row < args->rows; ++row) {
     const int32_t given = args->step->token_ids[row];
     const int32_t token = given >= 0 ? given : args->slots->last_token[args->step->row_slots[row]];
     auto* out = static_cast<float*>(args->out.data) + row * args->out.stride;
     std::fill_n(out, args->out.cols, static_cast<float>(token));
   }
-  return record(GLM_OP_EMBED, args->rows);
+  return record(device, GLM_OP_EMBED, args->rows);
 }
 
 // Token: the position after the row's. Log-probability: counts of token 7. Best ids: the slot's first pages.
-glm_status sample(glm_device*, const glm_sample_args* args) {
+glm_status sample(glm_device* device, const glm_sample_args* args) {
   const glm_step_inputs& step = *args->step;
   const glm_slots& slots = *args->slots;
   for (int32_t i = 0; i < args->rows; ++i) {
@@ -74,7 +118,7 @@ glm_status sample(glm_device*, const glm_sample_args* args) {
     }
     slots.last_token[slot] = token;
   }
-  return record(GLM_OP_SAMPLE, args->rows);
+  return record(device, GLM_OP_SAMPLE, args->rows);
 }
 
 glm_status device_open(const glm_device_options*, glm_device** out, char* error, size_t error_size) {
@@ -84,7 +128,7 @@ glm_status device_open(const glm_device_options*, glm_device** out, char* error,
     return open_status;
   }
   ++open_devices;
-  *out = new glm_device{0};
+  *out = new glm_device{};
   return GLM_OK;
 }
 
@@ -135,9 +179,9 @@ glm_kernels full_table() {
           .graph_end = nullptr,
           .graph_launch = nullptr,
           .graph_free = nullptr,
-          .group_create = nullptr,
-          .group_abort = nullptr,
-          .group_destroy = nullptr,
+          .group_create = group_create,
+          .group_abort = group_abort,
+          .group_destroy = group_destroy,
           .embed = embed,
           .rms_norm = count<GLM_OP_RMS_NORM>,
           .quantize = count<GLM_OP_QUANTIZE>,
@@ -149,7 +193,7 @@ glm_kernels full_table() {
           .moe_group = count<GLM_OP_MOE_GROUP>,
           .moe_gate_up = count<GLM_OP_MOE_GATE_UP>,
           .moe_down = count<GLM_OP_MOE_DOWN>,
-          .all_reduce = count<GLM_OP_ALL_REDUCE>,
+          .all_reduce = all_reduce,
           .gather_rows = count<GLM_OP_GATHER_ROWS>,
           .sample = sample};
 }
@@ -165,7 +209,10 @@ GLM_EXPORT void glm_fault_reset() {
     state.calls = 0;
     state.rows = -1;
     state.fail_in = -1;
+    state.hangs = false;
+    state.hangs.notify_all();
   }
+  faulty_rank = kEveryRank;
   open_status = GLM_OK;
   spoken_version = GLM_KERNELS_VERSION;
   workspace_wanted = 0;
@@ -176,6 +223,22 @@ GLM_EXPORT void glm_fault_reset() {
 GLM_EXPORT void glm_fault_fail(int32_t op, int32_t calls, int32_t status) {
   states[op].status = static_cast<glm_status>(status);
   states[op].fail_in = calls;
+}
+
+// Failures and hangs are this rank's only.
+GLM_EXPORT void glm_fault_on_rank(int32_t rank) {
+  faulty_rank = rank;
+}
+// Calls of `op` do not return until the next reset.
+GLM_EXPORT void glm_fault_hang(int32_t op) {
+  states[op].hangs = true;
+}
+// Until `calls` of them hang.
+GLM_EXPORT void glm_fault_wait_hanging(int32_t calls) {
+  for (int32_t seen = hanging; seen != calls; seen = hanging) hanging.wait(seen);
+}
+GLM_EXPORT void glm_fault_remove_groups() {
+  table.group_create = nullptr;
 }
 
 GLM_EXPORT void glm_fault_fail_open(int32_t status) {

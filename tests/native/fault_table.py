@@ -36,6 +36,21 @@ class FaultTable:
     def fail(self, op: Op, status: int, after_calls: int = 0) -> None:
         self._dll.glm_fault_fail(int(op), after_calls, status)
 
+    def on_rank(self, rank: int) -> None:
+        """Failures and hangs are this rank's only."""
+        self._dll.glm_fault_on_rank(rank)
+
+    def hang(self, op: Op) -> None:
+        """Calls of `op` do not return until `reset`."""
+        self._dll.glm_fault_hang(int(op))
+
+    def wait_hanging(self, calls: int) -> None:
+        """Until so many calls hang."""
+        self._dll.glm_fault_wait_hanging(calls)
+
+    def remove_groups(self) -> None:
+        self._dll.glm_fault_remove_groups()
+
     def fail_open(self, status: int) -> None:
         self._dll.glm_fault_fail_open(status)
 
