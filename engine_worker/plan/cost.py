@@ -77,11 +77,16 @@ def expected_experts(experts: int, top_k: int, tokens: int, local: int | None = 
     return (experts if local is None else local) * (1 - (1 - top_k / experts) ** tokens)
 
 
+def layer_label(label: str) -> str:
+    """The name that an op has in every layer: `layers.*.attn.qkv`."""
+    return re.sub(r"^layers\.\d+\.", "layers.*.", label)
+
+
 def merge_layers(costs: Iterable[OpCost]) -> list[OpCost]:
     """One row for each op of a layer (`layers.*.attn.qkv`), in order of first call."""
     merged: dict[str, OpCost] = {}
     for cost in costs:
-        label = re.sub(r"^layers\.\d+\.", "layers.*.", cost.label)
+        label = layer_label(cost.label)
         before = merged.get(label)
         merged[label] = replace(cost, label=label) if before is None else _sum(label, cost.kind, [before, cost])
     return list(merged.values())

@@ -3,23 +3,22 @@
 import ctypes
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from engine_worker.runtime.abi import kernel_table_path
 from tests.kernels import abi
 
 Array = npt.NDArray[Any]
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class CudaBench:
     """One device. Memory lives as long as the process."""
 
     def __init__(self) -> None:
-        path = os.environ.get("GLM_KERNELS_CUDA", ROOT / "engine_worker" / "lib" / "libglm_kernels_cuda.so")
+        path = os.environ.get("GLM_KERNELS_CUDA") or kernel_table_path("cuda")
         self.library = ctypes.CDLL(str(path))
         self.library.glm_kernels_query.restype = ctypes.POINTER(abi.Kernels)
         self.library.glm_cuda_last_error.restype = ctypes.c_char_p
@@ -101,3 +100,15 @@ class CudaBench:
 
 def tensor(address: int | None, dtype: abi.Dtype, cols: int) -> abi.Tensor:
     return abi.Tensor(address, dtype, cols, cols)
+
+
+def read_bandwidth(size: int = 4 << 30) -> float:
+    """Bytes a second at which the card reads its memory, at best."""
+    bench = CudaBench()
+    address = bench.alloc(size)
+    bench.call("glm_cuda_fill", ctypes.c_void_p(address), ctypes.c_int(0x5A), ctypes.c_size_t(size))
+    microseconds = bench.microseconds(
+        [lambda: bench.call("glm_cuda_read", ctypes.c_void_p(address), ctypes.c_size_t(size))]
+    )
+    bench.call("glm_cuda_memory_free", ctypes.c_void_p(address))
+    return size / microseconds * 1e6

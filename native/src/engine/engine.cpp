@@ -309,13 +309,14 @@ void Engine::run() {
       if (queue_.empty()) return;
       command = std::move(queue_.front());
       queue_.pop_front();
+      busy_ = true;
       failed = failed_.has_value();
     }
     if (!failed) run_command(command);
-    if (command.binding) continue;
     {
       const std::lock_guard lock(mutex_);
-      ++ended_;
+      busy_ = false;
+      if (!command.binding) ++ended_;
     }
     changed_.notify_all();
   }

@@ -92,6 +92,7 @@ class Engine {
   void set_counts(const glm_step_inputs& from);
 
   void check_idle() const;
+  void wait_for_bindings();
   const Buffer& find_buffer(const std::string& name, int32_t rows, size_t bytes) const;
   uint64_t time_ops(Executor& executor, const Staging& staging, std::span<const int32_t> ops, int32_t repeats);
 
@@ -127,6 +128,7 @@ class Engine {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Command> queue_;      // guarded by mutex_
+  bool busy_ = false;              // guarded by mutex_: a command runs
   uint64_t ended_ = 0;             // guarded by mutex_: steps handed to the device or given up
   std::optional<Failure> failed_;  // guarded by mutex_; set once
   bool stop_ = false;              // guarded by mutex_

@@ -11,6 +11,12 @@ void Engine::check_idle() const {
   if (collected_ != submitted_) fail(GLM_INVALID_ARGUMENT, "the engine is not idle: collect its steps first");
 }
 
+// All that an engine without steps in flight may still have to do.
+void Engine::wait_for_bindings() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return queue_.empty() && !busy_; });
+}
+
 const Buffer& Engine::find_buffer(const std::string& name, int32_t rows, size_t bytes) const {
   const auto found = resources_.state.buffers.find(name);
   if (found == resources_.state.buffers.end()) fail(GLM_INVALID_ARGUMENT, "no buffer is named '", name, "'");
@@ -56,6 +62,7 @@ glm_step_result Engine::run_ops(const glm_step_batch& batch, std::span<const int
   // Not among the steps in flight, of which there are none.
   Staging& staging = staging_[submitted_ % staging_.size()];
   fill_staging(batch, *mirror_, batch.num_rows, limits_, staging);
+  wait_for_bindings();
   const std::lock_guard lock(stream_mutex_);
   try {
     send_inputs(staging);
