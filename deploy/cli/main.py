@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from deploy.cli import bench, chat, generate, key, model, plan, services, top
+from deploy.cli import bench, chat, generate, key, model, plan, plan_profile, services, top
 from deploy.cli.console import messages
 from deploy.errors import DeployError
 
@@ -42,6 +42,7 @@ app.add_typer(key.app, name="key")
 app.command()(top.top)
 app.add_typer(bench.app, name="bench")
 app.add_typer(model.app, name="model")
+plan.app.command()(plan_profile.profile)
 app.add_typer(plan.app, name="plan")
 
 

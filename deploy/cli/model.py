@@ -36,7 +36,14 @@ def inspect(
     except WorkerError as error:
         raise ModelError(str(error)) from None
     rows = [
-        (tensor.name, tensor.dtype, str(list(tensor.shape)), str(tensor.nbytes), tensor.path.name) for tensor in tensors
+        (
+            tensor.name,
+            tensor.dtype,
+            str(list(tensor.shape)),
+            str(tensor.nbytes),
+            tensor.path.name if tensor.path else "",
+        )
+        for tensor in tensors
     ]
     header = ("name", "dtype", "shape", "bytes", "shard")
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]

@@ -1,4 +1,4 @@
-"""`glm plan dump`, `glm plan cost`."""
+"""`glm plan dump`, `glm plan cost`; plan_profile.py has `glm plan profile`."""
 
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -81,8 +81,13 @@ def cost_table(costs: "list[OpCost]") -> list[str]:
     """Aligned columns; the last entry is the total, of which `share` is each op's part of the bytes."""
     header = ("op", "kind", "calls", "weights MB", "activations MB", "KV MB", "GFLOP", "share")
     rows = [header, *(_cost_row(entry, costs[-1].total_bytes) for entry in costs)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    left = 2  # columns of text
+    return aligned(rows)
+
+
+def aligned(rows: "list[tuple[str, ...]]") -> list[str]:
+    """Columns, the first two of which are text."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    left = 2
     return [
         "  ".join(
             value.ljust(width) if column < left else value.rjust(width)

@@ -30,10 +30,10 @@ class StepTime:
         return max(0.0, self.wall_s - self.device_s)
 
 
-def time_steps(engine: Engine, shape: StepShape, steps: int, vocab: int) -> StepTime:
-    """Run `steps` steps of the shape after two to warm up. The first vocab tokens are valid."""
+def time_steps(engine: Engine, shape: StepShape, steps: int) -> StepTime:
+    """Run `steps` steps of the shape after two to warm up."""
     bind(engine, shape, SAMPLING)
-    batch = first_batch(shape, vocab)
+    batch = first_batch(shape, engine.info().vocab)
     following = next_batch(shape) if shape.decode else batch
     device, walls = [], []
     submitted, collected, last = 0, 0, 0.0

@@ -72,6 +72,7 @@ class Library:
         ints, count = ctypes.c_void_p, ctypes.c_int32
         signatures: dict[str, tuple[Any, ...]] = {
             "probe": (ctypes.c_char_p, ctypes.c_int32),
+            "read_bandwidth": (ctypes.c_char_p, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_double)),
             "create": (ctypes.POINTER(c.CEngineOptions), ctypes.POINTER(ctypes.c_void_p)),
             "get_info": (engine, ctypes.POINTER(c.CEngineInfo)),
             "bind_slot": (engine, count, ctypes.POINTER(c.CSampling), ints, count, ints, count),
@@ -102,6 +103,12 @@ class Library:
     def probe(self, kernels_path: Path, device_ordinal: int = 0) -> None:
         """Open and close the table's device. Raises UnsupportedError (no such table, driver or GPU) or DeviceError."""
         self.call("probe", str(kernels_path).encode(), device_ordinal)
+
+    def read_bandwidth(self, kernels_path: Path, device_ordinal: int = 0, num_threads: int = 0) -> float:
+        """Bytes a second that the table's device reads of its memory at best. Raises as `probe` does."""
+        out = ctypes.c_double()
+        self.call("read_bandwidth", str(kernels_path).encode(), device_ordinal, num_threads, ctypes.byref(out))
+        return out.value
 
     def destroy(self, handle: ctypes.c_void_p) -> None:
         self._dll.glm_engine_destroy(handle)

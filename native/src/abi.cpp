@@ -5,6 +5,7 @@
 #include <span>
 
 #include "engine/rank_set.h"
+#include "exec/read_bandwidth.h"
 #include "glm/runtime.h"
 #include "support/error.h"
 
@@ -55,6 +56,14 @@ GLM_EXPORT glm_status glm_engine_probe(const char* kernels_path, int32_t ordinal
   return guard(error, [&] {
     require(kernels_path);
     glm::KernelTable(kernels_path, {}).open_device({.ordinal = ordinal, .num_threads = 1});
+  });
+}
+
+GLM_EXPORT glm_status glm_engine_read_bandwidth(const char* kernels_path, int32_t ordinal, int32_t num_threads,
+                                                double* out, glm_error* error) {
+  return guard(error, [&] {
+    require(kernels_path, out);
+    *out = glm::read_bandwidth(kernels_path, {.ordinal = ordinal, .num_threads = num_threads});
   });
 }
 

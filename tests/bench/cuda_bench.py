@@ -100,15 +100,3 @@ class CudaBench:
 
 def tensor(address: int | None, dtype: abi.Dtype, cols: int) -> abi.Tensor:
     return abi.Tensor(address, dtype, cols, cols)
-
-
-def read_bandwidth(size: int = 4 << 30) -> float:
-    """Bytes a second at which the card reads its memory, at best."""
-    bench = CudaBench()
-    address = bench.alloc(size)
-    bench.call("glm_cuda_fill", ctypes.c_void_p(address), ctypes.c_int(0x5A), ctypes.c_size_t(size))
-    microseconds = bench.microseconds(
-        [lambda: bench.call("glm_cuda_read", ctypes.c_void_p(address), ctypes.c_size_t(size))]
-    )
-    bench.call("glm_cuda_memory_free", ctypes.c_void_p(address))
-    return size / microseconds * 1e6

@@ -23,8 +23,7 @@ from engine_worker.plan.cost import OpCost, step_cost
 from engine_worker.profile.ops import OpTime, profile_ops
 from engine_worker.profile.shape import StepShape, options_for
 from engine_worker.profile.steps import time_steps
-from engine_worker.runtime.abi import Engine
-from tests.bench.cuda_bench import read_bandwidth
+from engine_worker.runtime.abi import Engine, Library, kernel_table_path
 
 CONFIG = Path(__file__).with_name("data") / "glm-4.7-fp8.config.json"
 PEAK_FLOPS = 1979e12  # FP8, dense: data sheet of the H100 SXM
@@ -64,8 +63,7 @@ def run_case(engine: Engine, model: Model, case: Case, bytes_per_s: float) -> di
 
     shape = case.shape
     plan = shape.plan(model)
-    vocab = plan.ops[-1].args["logits"].cols  # type: ignore[union-attr]  # the rank's tokens
-    times = time_steps(engine, shape, STEPS if shape.decode else 3, vocab)
+    times = time_steps(engine, shape, STEPS if shape.decode else 3)
     costs = step_cost(plan, shape.rows, shape.batch, [shape.context] * shape.batch)
     floor_s = sum(floor(cost) for cost in costs)
     ops = profile_ops(engine, plan, shape, floor, recorded=shape.decode, repeats=3)
@@ -105,7 +103,7 @@ def op_record(op: OpTime) -> dict[str, Any]:
 
 
 def run(cases: Sequence[Case], layers: int, parallelism: Parallelism) -> dict[str, Any]:
-    bytes_per_s = read_bandwidth()
+    bytes_per_s = Library().read_bandwidth(kernel_table_path("cuda"))
     print(f"reads {bytes_per_s / 1e9:.0f} GB/s", flush=True)
     result: dict[str, Any] = {"read_gb_per_s": bytes_per_s / 1e9, "layers": layers, **asdict(parallelism), "cases": []}
     for kv_dtype in dict.fromkeys(case.kv_dtype for case in cases):

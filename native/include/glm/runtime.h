@@ -22,7 +22,7 @@
 extern "C" {
 #endif
 
-#define GLM_RUNTIME_VERSION 4u
+#define GLM_RUNTIME_VERSION 5u
 #define GLM_MAX_DIMS 4
 #define GLM_MAX_IN_FLIGHT 2 /* steps submitted and not yet collected */
 
@@ -130,6 +130,11 @@ uint32_t glm_runtime_version(void);
 
 /* Whether the kernel table at `kernels_path` loads and its device `ordinal` answers: opens and closes the device. */
 glm_status glm_engine_probe(const char* kernels_path, int32_t ordinal, glm_error* error);
+
+/* Bytes a second that the table's device reads of its memory at best: opens and closes it. `num_threads` as in
+ * glm_device_options. */
+glm_status glm_engine_read_bandwidth(const char* kernels_path, int32_t ordinal, int32_t num_threads, double* out,
+                                     glm_error* error);
 
 glm_status glm_engine_create(const glm_engine_options* options, glm_engine** out, glm_error* error);
 /* Waits for steps in flight. NULL is allowed. */

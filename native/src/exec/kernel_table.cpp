@@ -52,4 +52,8 @@ void KernelTable::open_device(const glm_device_options& options) {
   device_ = {device, Close{kernels_}};
 }
 
+void* KernelTable::symbol(const std::string& name) const {
+  return dlsym(object_.get(), name.c_str());
+}
+
 }  // namespace glm

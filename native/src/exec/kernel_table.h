@@ -18,6 +18,9 @@ class KernelTable {
 
   void open_device(const glm_device_options& options);
 
+  // What the object exports besides; NULL: nothing of that name.
+  void* symbol(const std::string& name) const;
+
   const glm_kernels& kernels() const { return *kernels_; }
   glm_device* device() const { return device_.get(); }
 
