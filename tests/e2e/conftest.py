@@ -25,8 +25,9 @@ def model_dir() -> Path:
 
 @pytest.fixture(scope="session")
 def cluster(model_dir: Path) -> Iterator[LocalCluster]:
-    """One pair for all tests that leave it as they found it."""
-    with local_cluster(LocalOptions(model_dir), report=lambda _: None) as running:
+    """One pair for all tests that leave it as they found it. A machine that is slow for a moment refuses nobody."""
+    options = LocalOptions(model_dir, router_args=["--max-queue-s", "600"])
+    with local_cluster(options, report=lambda _: None) as running:
         yield running
 
 
