@@ -52,6 +52,7 @@ glm_status device_open(const glm_device_options* options, glm_device** out, char
   auto device = std::make_unique<glm_device>();
   device->ordinal = options->ordinal;
   device->sm_count = properties.multiProcessorCount;
+  device->has_wgmma = properties.major == 9;
   device->description = std::string("cuda ") + properties.name + ", " + std::to_string(device->sm_count) + " SMs";
   if (cudaError_t result = create(device.get()); result != cudaSuccess) {
     device_close(device.release());

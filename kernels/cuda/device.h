@@ -12,6 +12,7 @@
 struct glm_device {
   int ordinal = 0;
   int sm_count = 0;
+  bool has_wgmma = false; /* compute capability 9.0 */
   cudaStream_t stream = nullptr;
   std::string description;
   static inline thread_local std::string last_error;

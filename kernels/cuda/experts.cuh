@@ -65,7 +65,7 @@ __device__ __forceinline__ void find_expert_tokens(const ExpertInputs& in, int f
   __syncthreads();
 }
 
-__device__ __forceinline__ bool is_aligned_16(const void* data, int64_t stride_bytes) {
+__host__ __device__ __forceinline__ bool is_aligned_16(const void* data, int64_t stride_bytes) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride_bytes % 16 == 0;
 }
 
@@ -115,7 +115,7 @@ __device__ __forceinline__ TileInputs expert_tile_inputs(const ExpertInputs& in,
 }
 
 template <Operand kOperand>
-__device__ __forceinline__ bool are_tokens_aligned(const ExpertInputs& in) {
+__host__ __device__ __forceinline__ bool are_tokens_aligned(const ExpertInputs& in) {
   constexpr int kElement = kOperand == Operand::kBf16 ? 2 : 1;
   return is_aligned_16(in.x.data, in.x.stride * kElement) && in.x.cols * kElement % 16 == 0;
 }
@@ -138,6 +138,12 @@ __device__ __forceinline__ ChannelScales load_scales(const glm_weight& weight, i
     scales.values[i] = kOperand == Operand::kFp8Channel ? weight.scale[min(first + i, weight.rows - 1)] : 1.0f;
   }
   return scales;
+}
+
+template <typename Act>
+__device__ __forceinline__ Act swiglu(float gate, float up) {
+  const float activated = rounded_to<Act>(silu(rounded_to<Act>(gate)));
+  return from_float<Act>(activated * rounded_to<Act>(up));
 }
 
 /* Calls f(Operand) as a compile-time value where tensor cores apply, else g(). */

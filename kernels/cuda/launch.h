@@ -21,21 +21,8 @@ struct Grid {
 
 constexpr size_t kDefaultSharedBytes = 48 * 1024;
 
-template <typename... Params, typename... Args>
-glm_status launch(glm_device* device, const char* name, const Grid& grid, void (*kernel)(Params...),
-                  const Args&... args) {
-  if (grid.blocks.x == 0 || grid.blocks.y == 0 || grid.blocks.z == 0) return GLM_OK;
-  /* The calling thread may have used another GPU last. */
-  if (const cudaError_t selected = cudaSetDevice(device->ordinal); selected != cudaSuccess) {
-    return check(device, selected, "cudaSetDevice");
-  }
-  if (grid.shared_bytes > kDefaultSharedBytes) {
-    const cudaError_t raised =
-        cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(grid.shared_bytes));
-    if (raised != cudaSuccess) return check(device, raised, name);
-  }
-  cudaLaunchAttribute attributes[2] = {};
+/* What a launch is made of; `attributes` must outlive it. */
+inline cudaLaunchConfig_t launch_config(const glm_device* device, const Grid& grid, cudaLaunchAttribute attributes[2]) {
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
@@ -47,7 +34,41 @@ glm_status launch(glm_device* device, const char* name, const Grid& grid, void (
   config.stream = device->stream;
   config.attrs = attributes;
   config.numAttrs = grid.cluster > 1 ? 2 : 1;
+  return config;
+}
+
+/* Selects the device, and lets the kernel have the grid's shared memory. */
+template <typename... Params>
+cudaError_t prepare_launch(const glm_device* device, const Grid& grid, void (*kernel)(Params...)) {
+  /* The calling thread may have used another GPU last. */
+  const cudaError_t selected = cudaSetDevice(device->ordinal);
+  if (selected != cudaSuccess || grid.shared_bytes <= kDefaultSharedBytes) return selected;
+  return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(grid.shared_bytes));
+}
+
+template <typename... Params, typename... Args>
+glm_status launch(glm_device* device, const char* name, const Grid& grid, void (*kernel)(Params...),
+                  const Args&... args) {
+  if (grid.blocks.x == 0 || grid.blocks.y == 0 || grid.blocks.z == 0) return GLM_OK;
+  const cudaError_t prepared = prepare_launch(device, grid, kernel);
+  if (prepared != cudaSuccess) return check(device, prepared, name);
+  cudaLaunchAttribute attributes[2] = {};
+  const cudaLaunchConfig_t config = launch_config(device, grid, attributes);
   return check(device, cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), name);
+}
+
+/* Clusters of such blocks that the GPU holds at once; 1 if it cannot say. */
+template <typename... Params>
+int resident_clusters(const glm_device* device, const Grid& grid, void (*kernel)(Params...)) {
+  int clusters = 0;
+  cudaLaunchAttribute attributes[2] = {};
+  const cudaLaunchConfig_t config = launch_config(device, grid, attributes);
+  if (prepare_launch(device, grid, kernel) != cudaSuccess ||
+      cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess) {
+    return 1;
+  }
+  return clusters > 0 ? clusters : 1;
 }
 
 inline unsigned blocks_for(int64_t items, int64_t per_block) {

@@ -33,14 +33,19 @@ LinearParams linear_params(const glm_linear_args& args, int channels_per_tile) {
 }
 
 glm_status linear(glm_device* device, const glm_linear_args* args) {
+  const bool fp8_on_wgmma = device->has_wgmma && args->out.dtype == GLM_BF16;
+  if (fp8_on_wgmma && is_wide(*args)) return linear_wide(device, *args);
   switch (args->format) {
     case GLM_W_FP8_CHANNEL:
-      return linear_on_tensor_cores<Operand::kFp8Channel>(device, *args);
+      return fp8_on_wgmma ? linear_on_wgmma<Operand::kFp8Channel>(device, *args)
+                          : linear_on_tensor_cores<Operand::kFp8Channel>(device, *args);
     case GLM_W_FP8_BLOCK:
-      return linear_on_tensor_cores<Operand::kFp8Block>(device, *args);
+      return fp8_on_wgmma ? linear_on_wgmma<Operand::kFp8Block>(device, *args)
+                          : linear_on_tensor_cores<Operand::kFp8Block>(device, *args);
     case GLM_W_BF16:
-      if (args->x.dtype == GLM_BF16) return linear_on_tensor_cores<Operand::kBf16>(device, *args);
-      return linear_scalar(device, *args);
+      if (args->x.dtype != GLM_BF16) return linear_scalar(device, *args);
+      return device->has_wgmma ? linear_on_wgmma<Operand::kBf16>(device, *args)
+                               : linear_on_tensor_cores<Operand::kBf16>(device, *args);
     case GLM_W_F32:
     case GLM_W_F16:
       return linear_scalar(device, *args);

@@ -1,4 +1,4 @@
-/* The two ways a linear layer runs, and how its output channels are cut into tiles. */
+/* The ways a linear layer runs, and how its output channels are cut into tiles. */
 #ifndef GLM_CUDA_LINEAR_H
 #define GLM_CUDA_LINEAR_H
 
@@ -20,6 +20,7 @@ struct LinearParams {
   int k_bytes;
   int split;           /* blocks (one cluster) that share the K of a tile */
   int steps_per_block; /* of kStepBytes */
+  bool aligned;        /* rows of x and of the parts start at and last for multiples of 16 bytes */
   LinearTiling tiling;
   glm_tensor x;
   glm_tensor x_scale;
@@ -37,6 +38,17 @@ glm_status linear_on_tensor_cores(glm_device* device, const glm_linear_args& arg
 extern template glm_status linear_on_tensor_cores<Operand::kBf16>(glm_device*, const glm_linear_args&);
 extern template glm_status linear_on_tensor_cores<Operand::kFp8Channel>(glm_device*, const glm_linear_args&);
 extern template glm_status linear_on_tensor_cores<Operand::kFp8Block>(glm_device*, const glm_linear_args&);
+
+/* The same on Hopper's wgmma. FP8: bf16 output only, as its sums are not as exact as f32. */
+template <Operand kOperand>
+glm_status linear_on_wgmma(glm_device* device, const glm_linear_args& args);
+extern template glm_status linear_on_wgmma<Operand::kBf16>(glm_device*, const glm_linear_args&);
+extern template glm_status linear_on_wgmma<Operand::kFp8Channel>(glm_device*, const glm_linear_args&);
+extern template glm_status linear_on_wgmma<Operand::kFp8Block>(glm_device*, const glm_linear_args&);
+
+/* On wgmma with the tiles of prefill, for the same bits. is_wide: it can, and it pays. */
+bool is_wide(const glm_linear_args& args);
+glm_status linear_wide(glm_device* device, const glm_linear_args& args);
 
 /* In f32 arithmetic: every other pair of dtypes. */
 glm_status linear_scalar(glm_device* device, const glm_linear_args& args);

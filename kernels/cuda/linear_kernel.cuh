@@ -2,31 +2,9 @@
 #ifndef GLM_CUDA_LINEAR_KERNEL_CUH
 #define GLM_CUDA_LINEAR_KERNEL_CUH
 
-#include <cooperative_groups.h>
-
-#include "launch.h"
-#include "linear.h"
-#include "row.cuh"
+#include "linear_tile.cuh"
 
 namespace glm::cuda {
-
-constexpr int kMaxSplit = 8; /* blocks of a portable cluster */
-
-/* Where a block's tile lies. */
-struct TilePlace {
-  int part;
-  int channel; /* first, within the part */
-  int token;   /* first */
-  int rank;    /* within the K split */
-};
-
-__device__ __forceinline__ TilePlace tile_place(const LinearParams& p, int tokens_per_tile) {
-  const int tile = static_cast<int>(blockIdx.x) / p.split;
-  int part = 0;
-  while (part + 1 < p.num_parts && tile >= p.tiling.first_tile[part + 1]) ++part;
-  return {part, (tile - p.tiling.first_tile[part]) * p.tiling.channels, static_cast<int>(blockIdx.y) * tokens_per_tile,
-          static_cast<int>(blockIdx.x) % p.split};
-}
 
 /* Shared tables of the tokens' rows, and their scales where one covers the row. */
 template <int kTokenTiles>
@@ -65,75 +43,6 @@ __device__ __forceinline__ void find_weights(const glm_weight& weight, int first
   }
 }
 
-/* What a thread's eight channels are scaled by and added to. */
-struct ChannelEpilogue {
-  int first; /* within the tile */
-  int count; /* of them inside the part */
-  float scale[kPack];
-  float bias[kPack];
-};
-
-template <Operand kOperand, int kWarpsN>
-__device__ __forceinline__ ChannelEpilogue load_epilogue(const LinearParams& p, const TilePlace& place) {
-  const glm_weight& weight = p.parts[place.part];
-  const float* bias = p.bias[place.part];
-  ChannelEpilogue e;
-  e.first = static_cast<int>(threadIdx.x) % (kTileChannels<kWarpsN> / kPack) * kPack;
-  e.count = min(kPack, weight.rows - place.channel - e.first);
-#pragma unroll
-  for (int i = 0; i < kPack; ++i) {
-    const int channel = min(place.channel + e.first + i, weight.rows - 1);
-    e.scale[i] = kOperand == Operand::kFp8Channel ? weight.scale[channel] : 1.0f;
-    e.bias[i] = bias == nullptr ? 0.0f : bias[channel];
-  }
-  return e;
-}
-
-/* Adds the cluster's partial sums in order of rank. */
-__device__ __forceinline__ ChannelSums sum_ranks(float* partials, int at, int split) {
-  if (split == 1) return load_sums(partials + at);
-  auto cluster = cooperative_groups::this_cluster();
-  ChannelSums parts[kMaxSplit];
-#pragma unroll
-  for (int rank = 0; rank < kMaxSplit; ++rank) {
-    if (rank < split) parts[rank] = load_sums(cluster.map_shared_rank(partials, rank) + at);
-  }
-  ChannelSums total = parts[0];
-#pragma unroll
-  for (int rank = 1; rank < kMaxSplit; ++rank) {
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) total.values[i] += rank < split ? parts[rank].values[i] : 0.0f;
-  }
-  return total;
-}
-
-/* Each block of the cluster finishes every split-th token, a thread eight channels at a time. */
-template <Operand kOperand, int kTokenTiles, int kWarpsN>
-__device__ __forceinline__ void finish_tile(const LinearParams& p, const TilePlace& place,
-                                            const ChannelEpilogue& epilogue, const float* row_scales, float* partials) {
-  constexpr int kGroups = kTileChannels<kWarpsN> / kPack;
-  constexpr int kTokensPerTurn = kTileThreads<kWarpsN> / kGroups;
-  const int tokens = min(kTokenTiles * 8, p.rows - place.token);
-  const int column = p.tiling.first_channel[place.part] + place.channel + epilogue.first;
-  if (p.split > 1) cooperative_groups::this_cluster().sync();
-  for (int i = static_cast<int>(threadIdx.x) / kGroups; i < kTokenTiles * 8 / p.split; i += kTokensPerTurn) {
-    const int token = i * p.split + place.rank;
-    if (token >= tokens || epilogue.count <= 0) break;
-    ChannelSums sums = sum_ranks(partials, token * kPartialPitch<kWarpsN> + epilogue.first, p.split);
-#pragma unroll
-    for (int j = 0; j < kPack; ++j) {
-      if (kOperand == Operand::kFp8Channel) sums.values[j] = sums.values[j] * row_scales[token] * epilogue.scale[j];
-      sums.values[j] += epilogue.bias[j];
-    }
-    if (p.out.dtype == GLM_BF16) {
-      store_pack(row_of<bf16>(p.out, place.token + token) + column, 0, epilogue.count, sums.values);
-    } else {
-      store_pack(row_of<float>(p.out, place.token + token) + column, 0, epilogue.count, sums.values);
-    }
-  }
-  if (p.split > 1) cluster_leave_together();
-}
-
 template <Operand kOperand, int kTokenTiles, int kWarpsN, bool kAligned>
 __global__ void __launch_bounds__(kTileThreads<kWarpsN>) linear_kernel(const __grid_constant__ LinearParams p) {
   extern __shared__ uint4 shared[];
@@ -147,36 +56,15 @@ __global__ void __launch_bounds__(kTileThreads<kWarpsN>) linear_kernel(const __g
   in.k_bytes = p.k_bytes;
   in.steps.first = place.rank * p.steps_per_block;
   in.steps.last = min(in.steps.first + p.steps_per_block, (p.k_bytes + kStepBytes - 1) / kStepBytes);
-  const ChannelEpilogue epilogue = load_epilogue<kOperand, kWarpsN>(p, place);
+  const ChannelEpilogue epilogue = load_epilogue<kOperand, kTileChannels<kWarpsN>>(p, place);
   stream_tile<kOperand, kTokenTiles, kWarpsN, kAligned>(in, reinterpret_cast<uint8_t*>(shared), [&] {
     find_tokens<kOperand, kTokenTiles>(p, place.token, rows);
     wait_for_predecessor();
     const int i = static_cast<int>(threadIdx.x);
     if (kOperand == Operand::kFp8Channel && i < kTokenTiles * 8) rows.row_scales[i] = *rows.scales[i];
   });
-  finish_tile<kOperand, kTokenTiles, kWarpsN>(p, place, epilogue, rows.row_scales, reinterpret_cast<float*>(shared));
-}
-
-/* Blocks that share a tile's K. A function of the shape alone, because it fixes the order of the sums. */
-inline int split_of(int channels, int k_bytes) {
-  constexpr int kEnoughBlocks = 192; /* between one and two for each multiprocessor */
-  const int tiles = (channels + kTileChannels<2> - 1) / kTileChannels<2>;
-  const int steps = (k_bytes + kStepBytes - 1) / kStepBytes;
-  int split = 1;
-  while (split < kMaxSplit && tiles * split < kEnoughBlocks && steps / (2 * split) >= 2 * kWarpsK) split *= 2;
-  return split;
-}
-
-inline bool is_aligned_16(const void* data, int64_t stride_bytes) {
-  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride_bytes % 16 == 0;
-}
-
-inline bool is_aligned(const glm_linear_args& args, int element) {
-  bool aligned = is_aligned_16(args.x.data, args.x.stride * element) && args.x.cols * element % 16 == 0;
-  for (int i = 0; i < args.num_parts; ++i) {
-    aligned = aligned && is_aligned_16(args.parts[i].data, args.parts[i].stride * element);
-  }
-  return aligned;
+  finish_tile<kOperand, kTokenTiles * 8, kTileChannels<kWarpsN>, kTileThreads<kWarpsN>>(
+      p, place, epilogue, rows.row_scales, reinterpret_cast<float*>(shared));
 }
 
 template <Operand kOperand, int kTokenTiles, int kWarpsN, bool kAligned>

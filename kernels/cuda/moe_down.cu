@@ -1,4 +1,4 @@
-#include "experts.cuh"
+#include "experts_pack.h"
 #include "ops.h"
 #include "row.cuh"
 
@@ -113,19 +113,37 @@ __global__ void combine_kernel(const __grid_constant__ CombineParams p) {
 
 }  // namespace
 
+namespace {
+
+ExpertInputs inputs_of(const glm_moe_down_args& args) {
+  return {args.x, args.x_scale, args.offsets, args.order, args.top_k, false};
+}
+
+size_t y_bytes(const glm_moe_down_args& args) {
+  return static_cast<size_t>(args.rows) * args.top_k * args.down.rows * bytes_of(args.out.dtype);
+}
+
+}  // namespace
+
 size_t moe_down_workspace(const glm_moe_down_args* args) {
-  return static_cast<size_t>(args->rows) * args->top_k * args->down.rows * bytes_of(args->out.dtype);
+  if (!is_packed(inputs_of(*args), args->down.format, args->out.dtype, args->rows)) return y_bytes(*args);
+  return y_bytes(*args) + packed_bytes(static_cast<int64_t>(args->rows) * args->top_k, args->x.cols, args->down.count);
 }
 
 glm_status moe_down(glm_device* device, const glm_moe_down_args* args) {
   DownParams p = {};
-  p.in = {args->x, args->x_scale, args->offsets, args->order, args->top_k, false};
+  p.in = inputs_of(*args);
   p.down = args->down;
   p.y = {device->workspace, args->out.dtype, args->down.rows, args->down.rows};
   const auto experts = static_cast<unsigned>(args->down.count);
   return with_act(args->out.dtype, [&](auto act) {
     using Act = typename decltype(act)::type;
     const auto on_tensor_cores = [&](auto operand) {
+      if (device->has_wgmma && args->out.dtype == GLM_BF16) {
+        const ExpertParams on_wgmma{p.in, p.down, {}, p.y};
+        return experts_on_hopper<ExpertLayer::kDown, operand()>(device, on_wgmma, args->rows,
+                                                                device->workspace + y_bytes(*args));
+      }
       const Grid grid{
           dim3(blocks_for(args->down.rows, kExpertChannels), experts, token_blocks(args->rows, kExpertTokens)),
           kExpertThreads, kExpertSharedBytes};

@@ -1,4 +1,4 @@
-#include "experts.cuh"
+#include "experts_pack.h"
 #include "ops.h"
 #include "row.cuh"
 
@@ -14,12 +14,6 @@ struct GateUpParams {
   glm_expert_weights up;
   glm_tensor y; /* act [rows * top_k][intermediate] */
 };
-
-template <typename Act>
-__device__ __forceinline__ Act swiglu(float gate, float up) {
-  const float activated = rounded_to<Act>(silu(rounded_to<Act>(gate)));
-  return from_float<Act>(activated * rounded_to<Act>(up));
-}
 
 /* Of a warp's two mma tiles one holds gate channels, the other the same channels of up. */
 template <Operand kOperand>
@@ -128,15 +122,29 @@ __global__ void quantize_listed_kernel(const int32_t* total, const int32_t* orde
 
 }  // namespace
 
+namespace {
+
+ExpertInputs inputs_of(const glm_moe_gate_up_args& args) {
+  return {args.x, args.x_scale, args.offsets, args.order, args.top_k, true};
+}
+
+/* Of the outputs, where they are only quantised. */
+size_t y_bytes(const glm_moe_gate_up_args& args) {
+  if (args.out.data != nullptr) return 0;
+  return static_cast<size_t>(args.rows) * args.top_k * args.gate.rows * bytes_of(args.out.dtype);
+}
+
+}  // namespace
+
 size_t moe_gate_up_workspace(const glm_moe_gate_up_args* args) {
-  if (args->out.data != nullptr) return 0;
-  return static_cast<size_t>(args->rows) * args->top_k * args->gate.rows * bytes_of(args->out.dtype);
+  if (!is_packed(inputs_of(*args), args->gate.format, args->out.dtype, args->rows)) return y_bytes(*args);
+  return y_bytes(*args) + packed_bytes(static_cast<int64_t>(args->rows) * args->top_k, args->x.cols, args->gate.count);
 }
 
 glm_status moe_gate_up(glm_device* device, const glm_moe_gate_up_args* args) {
   const glm_dtype act_dtype = args->out.dtype; /* also where `out` itself is absent */
   GateUpParams p = {};
-  p.in = {args->x, args->x_scale, args->offsets, args->order, args->top_k, true};
+  p.in = inputs_of(*args);
   p.gate = args->gate;
   p.up = args->up;
   p.y = args->out.data != nullptr ? args->out
@@ -145,6 +153,11 @@ glm_status moe_gate_up(glm_device* device, const glm_moe_gate_up_args* args) {
   return with_act(act_dtype, [&](auto act) {
     using Act = typename decltype(act)::type;
     const auto on_tensor_cores = [&](auto operand) {
+      if (device->has_wgmma && act_dtype == GLM_BF16) {
+        const ExpertParams on_wgmma{p.in, p.gate, p.up, p.y};
+        return experts_on_hopper<ExpertLayer::kGateUp, operand()>(device, on_wgmma, args->rows,
+                                                                  device->workspace + y_bytes(*args));
+      }
       const Grid grid{
           dim3(blocks_for(args->gate.rows, kInnerChannels), experts, token_blocks(args->rows, kExpertTokens)),
           kExpertThreads, kExpertSharedBytes};

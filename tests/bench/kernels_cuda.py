@@ -19,6 +19,7 @@ from tests.kernels.abi import Dtype, Op, WeightFormat
 HIDDEN, HEADS, HEAD_DIM, VOCAB = 5120, 12, 128, 151552
 EXPERTS, LOCAL, TOP_K, INNER = 160, 20, 8, 1536
 ROTATED_BYTES = 400 << 20
+DECODE_ROWS = 256  # past these the arithmetic is the floor
 
 rng = np.random.default_rng(7)
 
@@ -56,6 +57,9 @@ class Suite:
             flush=True,
         )
 
+    def report_flops(self, name: str, us: float, flops: float) -> None:
+        print(f"{name:44s} {us:9.2f} us {flops / us / 1e6:9.1f} TFLOP/s", flush=True)
+
     def skip(self, name: str) -> bool:
         return bool(self.wanted) and not any(name.startswith(prefix) for prefix in self.wanted)
 
@@ -87,7 +91,10 @@ class Suite:
             args.parts[0] = abi.Weight(data + i * weight_bytes, k, scale, 0, n)
             args.out = out
             all_args.append(args)
-        self.report(name, self.time(Op.LINEAR, all_args), weight_bytes)
+        us = self.time(Op.LINEAR, all_args)
+        self.report(name, us, weight_bytes)
+        if rows > DECODE_ROWS:
+            self.report_flops(name, us, 2 * rows * n * k)
         self.bench.call("glm_cuda_memory_free", ctypes.c_void_p(data))
 
     def _experts(self, rows: int, cols: int) -> tuple[int, abi.ExpertWeights]:
@@ -127,8 +134,13 @@ class Suite:
             downs.append(abi.MoeDownArgs(rows, TOP_K, q, scale, down, at, address, ids_tensor, weights, base, base))
         del act
         name = f"{rows} tokens, {len(order)} rows on {touched} experts"
-        self.report(f"experts gate_up {name}", self.time(Op.MOE_GATE_UP, ups), touched * 2 * INNER * HIDDEN)
-        self.report(f"experts down {name}", self.time(Op.MOE_DOWN, downs), touched * INNER * HIDDEN)
+        one = INNER * HIDDEN
+        gate_up, down = self.time(Op.MOE_GATE_UP, ups), self.time(Op.MOE_DOWN, downs)
+        self.report(f"experts gate_up {name}", gate_up, touched * 2 * one)
+        self.report(f"experts down {name}", down, touched * one)
+        if rows > DECODE_ROWS:
+            self.report_flops(f"experts gate_up {name}", gate_up, 4 * len(order) * one)
+            self.report_flops(f"experts down {name}", down, 2 * len(order) * one)
         for group in sets:
             for data, _ in group:
                 self.bench.call("glm_cuda_memory_free", ctypes.c_void_p(data))
@@ -240,7 +252,8 @@ def cases(suite: Suite) -> list[Callable[[], Any]]:
     return [
         *(partial(suite.linear, rows, n, k, fp8) for n, k in shapes for rows in (1, 16, 64)),
         *(partial(suite.linear, rows, 18944, 5120, bf16) for rows in (1, 16, 64)),
-        *(partial(suite.experts, rows) for rows in (1, 16, 64, 256)),
+        *(partial(suite.linear, 8192, n, k, fp8) for n, k in [(12288, 5120), *shapes[:3]]),
+        *(partial(suite.experts, rows) for rows in (1, 16, 64, 256, 8192)),
         *(partial(suite.attention, 64, context, Dtype.BF16) for context in (1024, 4096, 32768)),
         *(partial(suite.attention, seqs, 4096, Dtype.BF16) for seqs in (1, 16)),
         *(partial(suite.attention, seqs, 4096, Dtype.FP8_E4M3) for seqs in (64, 256)),

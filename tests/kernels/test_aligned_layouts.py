@@ -1,6 +1,7 @@
 """Rows that start at multiples of 16 bytes may take faster paths: they give the bits of rows that do not."""
 
 import ctypes
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,10 +24,11 @@ from tests.kernels.harness import (
 )
 from tests.kernels.matrices import Activations, Format, Weights, random_activations, random_weights
 
+Dtype = np.dtype[Any]
 FORMATS = [Format.FP8_CHANNEL, Format.FP8_BLOCK, Format.BF16]
 
 
-def run(device: Device, x: Activations, weights: Weights, offset: int) -> Array:
+def run(device: Device, x: Activations, weights: Weights, offset: int, out_dtype: Dtype = F32) -> Array:
     """`offset` bytes are added to every 64-byte aligned start of data."""
     rows, k = x.data.shape
     n = weights.data.shape[0]
@@ -35,7 +37,7 @@ def run(device: Device, x: Activations, weights: Weights, offset: int) -> Array:
     bound = BoundWeight(data, scale)
     bound_x = tensor(x.data, k if offset == 0 else k + 3)
     x_scale = None if x.scale is None else tensor(x.scale)
-    out = output(rows, n, F32)
+    out = output(rows, n, out_dtype)
     args = abi.LinearArgs(rows, 1, weights.format, bound_x.struct)
     if x_scale is not None:
         args.x_scale = x_scale.struct
@@ -46,13 +48,16 @@ def run(device: Device, x: Activations, weights: Weights, offset: int) -> Array:
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name.lower())
+@pytest.mark.parametrize("out_dtype,tolerance", [(F32, 1e-5), (BF16, 2**-8)], ids=["f32", "bf16"])
 @pytest.mark.parametrize("n,k", [(48, 64), (200, 640), (17, 48), (384, 1536), (40, 4224)])
-def test_linear(device: Device, rng: np.random.Generator, fmt: Format, n: int, k: int) -> None:
-    x, weights = random_activations(rng, fmt, 70, k, BF16), random_weights(rng, fmt, n, k)
-    plain = run(device, x, weights, weights.data.dtype.itemsize)
-    assert_close(plain, x.value @ weights.value.T, 1e-5)
-    for rows in (1, 8, 9, 16, 17, 33, 64, 70):
-        assert_bits_equal(run(device, x.rows(slice(70 - rows, 70)), weights, 0), plain[70 - rows :])
+def test_linear(
+    device: Device, rng: np.random.Generator, fmt: Format, n: int, k: int, out_dtype: Dtype, tolerance: float
+) -> None:
+    x, weights = random_activations(rng, fmt, 300, k, BF16), random_weights(rng, fmt, n, k)
+    plain = run(device, x, weights, weights.data.dtype.itemsize, out_dtype)
+    assert_close(plain, x.value @ weights.value.T, tolerance)
+    for rows in (1, 8, 9, 16, 17, 33, 64, 70, 129, 300):
+        assert_bits_equal(run(device, x.rows(slice(300 - rows, 300)), weights, 0, out_dtype), plain[300 - rows :])
 
 
 def test_wide_linear(device: Device, rng: np.random.Generator) -> None:

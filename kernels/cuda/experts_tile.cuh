@@ -1,0 +1,119 @@
+/* The tiles of an expert layer on wgmma: which a block takes, and where their weights and tokens lie. */
+#ifndef GLM_CUDA_EXPERTS_TILE_CUH
+#define GLM_CUDA_EXPERTS_TILE_CUH
+
+#include "experts_wgmma.h"
+#include "wgmma_tile.cuh"
+
+namespace glm::cuda {
+
+/* Output channels of a tile. With gate and up, groups of eight rows alternate between them, so that a thread gets both of a channel. */
+template <ExpertLayer kLayer>
+constexpr int kLayerChannels = kLayer == ExpertLayer::kGateUp ? kWgmmaChannels / 2 : kWgmmaChannels;
+
+struct ExpertTile {
+  int expert;
+  int channel; /* first output channel */
+  int first;   /* first token's place in the order */
+  int count;   /* tokens */
+};
+
+/* The tiles of a launch, expert by expert; those that share weights follow each other. The walk takes every stride-th from `first` on. */
+template <int kChannels, int kTokens>
+class ExpertWalk {
+ public:
+  __device__ __forceinline__ ExpertWalk(const ExpertParams& p, const int32_t* offsets, int first, int stride)
+      : offsets_(offsets),
+        experts_(p.first.count),
+        channel_tiles_((p.first.rows + kChannels - 1) / kChannels),
+        index_(first),
+        stride_(stride) {}
+
+  /* False past the last tile. */
+  __device__ __forceinline__ bool find() {
+    while (expert_ < experts_ && index_ >= token_tiles() * channel_tiles_) {
+      index_ -= token_tiles() * channel_tiles_;
+      ++expert_;
+    }
+    return expert_ < experts_;
+  }
+  __device__ __forceinline__ void next() { index_ += stride_; }
+
+  /* Of `walkers` that start at the first tiles, as many as need no more turns than all of them: they end together. */
+  static __device__ __forceinline__ int balanced(const ExpertParams& p, const int32_t* offsets, int walkers) {
+    int tiles = 0;
+    for (int i = 0; i < p.first.count; ++i) tiles += (offsets[i + 1] - offsets[i] + kTokens - 1) / kTokens;
+    tiles *= (p.first.rows + kChannels - 1) / kChannels;
+    const int turns = max(1, (tiles + walkers - 1) / walkers);
+    return (tiles + turns - 1) / turns;
+  }
+
+  __device__ __forceinline__ ExpertTile tile() const {
+    const int first = offsets_[expert_] + index_ % token_tiles() * kTokens;
+    return {expert_, index_ / token_tiles() * kChannels, first, min(kTokens, offsets_[expert_ + 1] - first)};
+  }
+
+ private:
+  __device__ __forceinline__ int token_tiles() const {
+    return (offsets_[expert_ + 1] - offsets_[expert_] + kTokens - 1) / kTokens;
+  }
+
+  const int32_t* offsets_;
+  int experts_;
+  int channel_tiles_;
+  int index_; /* within the expert's tiles */
+  int stride_;
+  int expert_ = 0;
+};
+
+/* An expert's gate and up, or down alone. */
+struct ExpertPair {
+  glm_weight first;
+  glm_weight second;
+};
+
+template <ExpertLayer kLayer>
+__device__ __forceinline__ ExpertPair expert_weights(const ExpertParams& p, int expert) {
+  ExpertPair pair = {p.first.experts[expert], {}};
+  if (kLayer == ExpertLayer::kGateUp) pair.second = p.second.experts[expert];
+  return pair;
+}
+
+template <ExpertLayer kLayer, Operand kOperand>
+__device__ __forceinline__ bool are_aligned(const ExpertPair& weights, const ExpertParams& p) {
+  return p.tokens_aligned && is_weight_aligned<kOperand>(weights.first) &&
+         (kLayer == ExpertLayer::kDown || is_weight_aligned<kOperand>(weights.second));
+}
+
+/* Rows past the weights' end repeat the last one. */
+template <ExpertLayer kLayer, Operand kOperand>
+__device__ __forceinline__ LoaderRows<8> expert_rows(const ExpertPair& weights, int channel) {
+  constexpr int kElement = kOperand == Operand::kBf16 ? 2 : 1;
+  LoaderRows<8> from;
+  from.groups = 8;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const bool paired = kLayer == ExpertLayer::kGateUp;
+    const glm_weight& weight = paired && i % 2 == 1 ? weights.second : weights.first;
+    const int64_t row = min(channel + (paired ? i / 2 : i) * 8 + loader_row(), weight.rows - 1);
+    from.rows[i] = static_cast<const uint8_t*>(weight.data) + row * weight.stride * kElement;
+  }
+  return from;
+}
+
+template <Operand kOperand, int kTokens>
+__device__ __forceinline__ LoaderRows<kTokens / 8> assignment_rows(const ExpertInputs& in, const ExpertTile& tile) {
+  constexpr int kElement = kOperand == Operand::kBf16 ? 2 : 1;
+  LoaderRows<kTokens / 8> from;
+  from.groups = (tile.count + 7) / 8;
+#pragma unroll
+  for (int i = 0; i < kTokens / 8; ++i) {
+    const int32_t assignment = in.order[tile.first + min(i * 8 + loader_row(), tile.count - 1)];
+    from.rows[i] = static_cast<const uint8_t*>(in.x.data) + x_row(in, assignment) * in.x.stride * kElement;
+  }
+  return from;
+}
+
+}  // namespace glm::cuda
+
+#endif

@@ -1,0 +1,37 @@
+/* The expert layers on Hopper's wgmma, bf16 activations. */
+#ifndef GLM_CUDA_EXPERTS_WGMMA_H
+#define GLM_CUDA_EXPERTS_WGMMA_H
+
+#include "experts.cuh"
+
+namespace glm::cuda {
+
+enum class ExpertLayer { kGateUp, kDown };
+
+struct ExpertParams {
+  ExpertInputs in;
+  glm_expert_weights first;  /* gate, or down */
+  glm_expert_weights second; /* up, or unused */
+  glm_tensor y;              /* bf16, a row an assignment */
+  int k_bytes = 0;
+  bool tokens_aligned = false;   /* rows of x start at and last for multiples of 16 bytes */
+  const int32_t* skip = nullptr; /* nothing is done if this is not 0: the wide tiles did it */
+
+  __host__ __device__ StepRange steps() const { return {0, (k_bytes + kStepBytes - 1) / kStepBytes}; }
+};
+
+/* `p`: but for k_bytes and what follows it. */
+template <ExpertLayer kLayer, Operand kOperand>
+glm_status experts_on_wgmma(glm_device* device, const ExpertParams& p, int rows);
+
+#define GLM_EXPERTS_ON_WGMMA(prefix, operand)                                                                        \
+  prefix template glm_status experts_on_wgmma<ExpertLayer::kGateUp, operand>(glm_device*, const ExpertParams&, int); \
+  prefix template glm_status experts_on_wgmma<ExpertLayer::kDown, operand>(glm_device*, const ExpertParams&, int)
+
+GLM_EXPERTS_ON_WGMMA(extern, Operand::kBf16);
+GLM_EXPERTS_ON_WGMMA(extern, Operand::kFp8Channel);
+GLM_EXPERTS_ON_WGMMA(extern, Operand::kFp8Block);
+
+}  // namespace glm::cuda
+
+#endif

@@ -1,0 +1,128 @@
+/* Linear layers on wgmma; included by one source file an operand type. */
+#ifndef GLM_CUDA_LINEAR_WGMMA_CUH
+#define GLM_CUDA_LINEAR_WGMMA_CUH
+
+#include "linear_tile.cuh"
+#include "wgmma_tile.cuh"
+
+namespace glm::cuda {
+
+/* Rows past the part's end repeat its last one, and their sums are not stored. */
+template <Operand kOperand>
+__device__ __forceinline__ LoaderRows<8> weight_rows(const glm_weight& weight, int first) {
+  constexpr int kElement = kOperand == Operand::kBf16 ? 2 : 1;
+  LoaderRows<8> from;
+  from.groups = 8;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int64_t row = min(first + i * 8 + loader_row(), weight.rows - 1);
+    from.rows[i] = static_cast<const uint8_t*>(weight.data) + row * weight.stride * kElement;
+  }
+  return from;
+}
+
+/* Tokens past the last repeat it. */
+template <Operand kOperand, int kTokens>
+__device__ __forceinline__ LoaderRows<kTokens / 8> token_rows(const LinearParams& p, int first) {
+  constexpr int kElement = kOperand == Operand::kBf16 ? 2 : 1;
+  LoaderRows<kTokens / 8> from;
+  from.groups = kTokens / 8;
+#pragma unroll
+  for (int i = 0; i < kTokens / 8; ++i) {
+    const int64_t row = min(first + i * 8 + loader_row(), p.rows - 1);
+    from.rows[i] = static_cast<const uint8_t*>(p.x.data) + row * p.x.stride * kElement;
+  }
+  return from;
+}
+
+template <int kTokens>
+struct TokenScales {
+  const float* data[kTokens];
+  float row[kTokens]; /* FP8_CHANNEL */
+};
+
+/* By the multiplying warps, once the predecessor's writes are visible. */
+template <Operand kOperand, int kTokens>
+__device__ __forceinline__ void find_scales(const LinearParams& p, int first, TokenScales<kTokens>& scales) {
+  const int i = static_cast<int>(threadIdx.x);
+  if (kOperand != Operand::kBf16 && i < kTokens) {
+    scales.data[i] = row_of<float>(p.x_scale, min(first + i, p.rows - 1));
+    scales.row[i] = *scales.data[i];
+  }
+  named_barrier(kMultiplyBarrier, kWarpgroup);
+}
+
+template <Operand kOperand, int kTokens>
+__device__ __forceinline__ void multiply_tile(const LinearParams& p, const TilePlace& place, StepRange steps,
+                                              const WgmmaPipe<kTokens>& pipe, TokenScales<kTokens>& token_scales) {
+  wait_for_predecessor();
+  find_scales<kOperand, kTokens>(p, place.token, token_scales);
+  BlockScales scales = {};
+  if (kOperand == Operand::kFp8Block) {
+    const glm_weight& weight = p.parts[place.part];
+    scales.tokens = token_scales.data;
+    scales.weights[0] = weight.scale + place.channel / GLM_FP8_BLOCK * weight.scale_stride;
+    scales.weights[1] = scales.weights[0];
+  }
+  float sums[kTokens / 2];
+  typename WgmmaPipe<kTokens>::Place at;
+  multiply_steps<kOperand, kTokens, kTokens>(sums, pipe, steps, scales, at);
+  named_barrier(kMultiplyBarrier, kWarpgroup); /* the stages make room for the partial sums */
+  store_partials<kTokens>(sums, reinterpret_cast<float*>(pipe.stages));
+}
+
+template <Operand kOperand, int kTokens>
+__global__ void __launch_bounds__(kWgmmaThreads, 2) linear_wgmma_kernel(const __grid_constant__ LinearParams p) {
+  extern __shared__ uint4 shared[];
+  __shared__ Ring<wgmma_stages(kTokens)> ring;
+  __shared__ TokenScales<kTokens> scales;
+  release_successor();
+  const WgmmaPipe<kTokens> pipe{&ring, swizzle_aligned(reinterpret_cast<uint8_t*>(shared))};
+  pipe.init();
+  const TilePlace place = tile_place(p, kTokens);
+  const int first = place.rank * p.steps_per_block;
+  const StepRange steps{first, min(first + p.steps_per_block, (p.k_bytes + kStepBytes - 1) / kStepBytes)};
+  const ChannelEpilogue epilogue = load_epilogue<kOperand, kWgmmaChannels>(p, place);
+  typename WgmmaPipe<kTokens>::Place at;
+  switch (role_of_warp()) {
+    case Role::kLoadWeights:
+      pipe.load_weights(weight_rows<kOperand>(p.parts[place.part], place.channel), steps, p.k_bytes, p.aligned, at);
+      break;
+    case Role::kLoadTokens:
+      wait_for_predecessor();
+      pipe.load_tokens(token_rows<kOperand, kTokens>(p, place.token), steps, p.k_bytes, p.aligned, at);
+      break;
+    case Role::kMultiply:
+      multiply_tile<kOperand, kTokens>(p, place, steps, pipe, scales);
+      break;
+  }
+  __syncthreads();
+  finish_tile<kOperand, kTokens, kWgmmaChannels, kWgmmaThreads>(p, place, epilogue, scales.row,
+                                                                reinterpret_cast<float*>(pipe.stages));
+}
+
+template <Operand kOperand, int kTokens>
+glm_status launch_wgmma(glm_device* device, const glm_linear_args& args) {
+  constexpr int kElement = kOperand == Operand::kBf16 ? 2 : 1;
+  LinearParams p = linear_params(args, kWgmmaChannels);
+  p.aligned = is_aligned(args, kElement);
+  p.k_bytes = args.x.cols * kElement;
+  p.split = split_of(p.tiling.first_channel[args.num_parts], p.k_bytes);
+  p.steps_per_block = ((p.k_bytes + kStepBytes - 1) / kStepBytes + p.split - 1) / p.split;
+  const size_t stages = static_cast<size_t>(wgmma_stages(kTokens)) * wgmma_stage_bytes(kTokens);
+  const Grid grid{dim3(p.tiling.first_tile[args.num_parts] * p.split, blocks_for(args.rows, kTokens)), kWgmmaThreads,
+                  stages + kSwizzleAlignment, p.split};
+  return launch(device, "linear", grid, linear_wgmma_kernel<kOperand, kTokens>, p);
+}
+
+template <Operand kOperand>
+glm_status linear_on_wgmma(glm_device* device, const glm_linear_args& args) {
+  if (args.rows <= 8) return launch_wgmma<kOperand, 8>(device, args);
+  if (args.rows <= 16) return launch_wgmma<kOperand, 16>(device, args);
+  if (args.rows <= 32) return launch_wgmma<kOperand, 32>(device, args);
+  return launch_wgmma<kOperand, 64>(device, args);
+}
+
+}  // namespace glm::cuda
+
+#endif

@@ -1,0 +1,7 @@
+#include "linear_wgmma.cuh"
+
+namespace glm::cuda {
+
+template glm_status linear_on_wgmma<Operand::kBf16>(glm_device*, const glm_linear_args&);
+
+}  // namespace glm::cuda
