@@ -60,7 +60,11 @@ def profile_ops(
     everything = range(len(plan.ops))
     engine.run_ops(batch, everything)  # kernels are loaded, buffers hold what a step leaves there
     if recorded:
-        seconds = {label: engine.run_ops(batch, ops, max(2, repeats)).device_ns / 1e9 for label, ops in groups.items()}
+
+        def run(ops: Sequence[int]) -> float:
+            return engine.run_ops(batch, ops, max(2, repeats)).device_ns / 1e9
+
+        seconds = {label: _recorded_seconds(plan, ops, run) for label, ops in groups.items()}
     else:
         best = [float("inf")] * len(plan.ops)
         for _ in range(repeats):
@@ -69,6 +73,26 @@ def profile_ops(
         seconds = {label: sum(best[op] for op in ops) for label, ops in groups.items()}
     shown = costs if every_label else merge_layers(costs)
     return [OpTime(cost, seconds[cost.label], floor(cost)) for cost in shown]
+
+
+def _recorded_seconds(plan: Plan, ops: Sequence[int], run: Callable[[Sequence[int]], float]) -> float:
+    """Of `ops` one after another. Which experts an op reads is its own layer's choice: it is made anew before each op,
+    and its time taken off.
+    """
+    before = [_routing(plan, op) for op in ops]
+    if not any(before):
+        return run(ops)
+    routing = [place for places in before for place in places]
+    everything = [place for places, op in zip(before, ops, strict=True) for place in [*places, op]]
+    return max(1e-9, run(everything) - run(routing))
+
+
+def _routing(plan: Plan, op: int) -> list[int]:
+    """The places of the calls that decide what an expert op reads: the last of their kinds before it."""
+    deciding = {"moe_group": ["moe_route"], "moe_gate_up": ["moe_route", "moe_group"]}
+    deciding["moe_down"] = deciding["moe_gate_up"]
+    kinds = deciding.get(plan.ops[op].kind, [])
+    return [max(place for place in range(op) if plan.ops[place].kind == kind) for kind in kinds]
 
 
 def _groups(plan: Plan, every_label: bool) -> dict[str, Sequence[int]]:

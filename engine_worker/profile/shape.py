@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -61,10 +61,10 @@ def options_for(
 
 
 def bind(engine: Engine, shape: StepShape, sampling: Sampling) -> None:
-    """Give the first slots to the shape's sequences."""
+    """Give the first slots to the shape's sequences, each with a seed of its own: they must not all say the same."""
     for slot in range(shape.batch):
         engine.release_slot(slot)
-        engine.bind_slot(slot, sampling, _NO_TOKENS, _NO_TOKENS)
+        engine.bind_slot(slot, replace(sampling, seed=slot), _NO_TOKENS, _NO_TOKENS)
 
 
 def first_batch(shape: StepShape, vocab: int, seed: int = 0) -> StepBatch:

@@ -12,29 +12,42 @@
 
 namespace glm {
 
-MappedFile::MappedFile(const std::string& path) {
-  const auto check = [&path](bool ok, const char* action, int file) {
+MappedFile::MappedFile(const std::string& path) : path_(path), file_(open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+  const auto check = [this](bool ok, const char* action) {
     if (ok) return;
     const int code = errno;
-    if (file >= 0) close(file);
-    fail(GLM_BAD_CHECKPOINT, "shard ", path, ": cannot be ", action, ": ", std::strerror(code));
+    if (file_ >= 0) close(file_);
+    fail(GLM_BAD_CHECKPOINT, "shard ", path_, ": cannot be ", action, ": ", std::strerror(code));
   };
-  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  check(file >= 0, "opened", file);
+  check(file_ >= 0, "opened");
   struct stat status{};
-  check(fstat(file, &status) == 0, "examined", file);
+  check(fstat(file_, &status) == 0, "examined");
   size_ = static_cast<uint64_t>(status.st_size);
   if (size_ > 0) {
-    void* data = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file, 0);
-    check(data != MAP_FAILED, "mapped", file);
+    void* data = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file_, 0);
+    check(data != MAP_FAILED, "mapped");
     data_ = static_cast<const std::byte*>(data);
     madvise(data, size_, MADV_WILLNEED);  // a hint: reading works without it
   }
-  close(file);
 }
 
 MappedFile::~MappedFile() {
   if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), size_);
+  close(file_);
+}
+
+void MappedFile::read(const std::byte* from, size_t bytes, std::byte* out) const {
+  while (bytes > 0) {
+    const ssize_t count = pread(file_, out, bytes, from - data_);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) {
+      fail(GLM_BAD_CHECKPOINT, "shard ", path_, ": cannot be read at byte ", from - data_, ": ",
+           count < 0 ? std::strerror(errno) : "it has become shorter");
+    }
+    from += count;
+    out += count;
+    bytes -= static_cast<size_t>(count);
+  }
 }
 
 }  // namespace glm

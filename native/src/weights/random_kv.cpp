@@ -14,6 +14,7 @@ std::vector<ScanRegion> random_kv_regions(const std::vector<glm_kv_layer>& layer
       const int64_t row_bytes = int64_t{layer.head_dim} * static_cast<int64_t>(element_bytes(layer.dtype));
       regions.push_back({.tensor = "KV pages",
                          .shard = "no file",
+                         .file = nullptr,
                          .data = nullptr,
                          .synthetic = {.seed = regions.size(), .mean = 0, .spread = kUnitSpread},
                          .dtype = layer.dtype,

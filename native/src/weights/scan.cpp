@@ -103,7 +103,7 @@ class Scan {
   void send(const Chunk& chunk, StagedUpload& upload) {
     std::byte* buffer = upload.buffer();
     gather(chunk, buffer);
-    if (chunk.region->data != nullptr) check(chunk, buffer, chunk.region->row_bytes);
+    if (chunk.region->file != nullptr) check(chunk, buffer, chunk.region->row_bytes);
     upload.send(target(chunk), bytes(chunk));
   }
 
@@ -114,15 +114,25 @@ class Scan {
   // The chunk's rows, without a gap.
   static void gather(const Chunk& chunk, std::byte* out) {
     const ScanRegion& region = *chunk.region;
+    if (region.file == nullptr) {
+      make_up(chunk, out);
+    } else if (region.row_bytes == region.stride_bytes) {
+      region.file->read(region.data + chunk.first_row * region.row_bytes, bytes(chunk), out);
+    } else {
+      for (int64_t i = 0; i < chunk.rows; ++i, out += region.row_bytes) {
+        std::memcpy(out, region.data + (chunk.first_row + i) * region.stride_bytes,
+                    static_cast<size_t>(region.row_bytes));
+      }
+    }
+  }
+
+  static void make_up(const Chunk& chunk, std::byte* out) {
+    const ScanRegion& region = *chunk.region;
     const int64_t element = static_cast<int64_t>(element_bytes(region.dtype));
     const Synthetic values(region.synthetic, region.dtype);
     for (int64_t i = 0; i < chunk.rows; ++i, out += region.row_bytes) {
-      const int64_t first = (chunk.first_row + i) * region.stride_bytes;
-      if (region.data != nullptr) {
-        std::memcpy(out, region.data + first, static_cast<size_t>(region.row_bytes));
-      } else {
-        values.write(region.first_index + first / element, region.row_bytes / element, out);
-      }
+      const int64_t first = (chunk.first_row + i) * region.stride_bytes / element;
+      values.write(region.first_index + first, region.row_bytes / element, out);
     }
   }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "memory/device.h"
+#include "weights/mapped_file.h"
 #include "weights/synthetic.h"
 
 namespace glm {
@@ -17,7 +18,8 @@ namespace glm {
 struct ScanRegion {
   std::string tensor;
   std::string shard;
-  const std::byte* data;  // NULL: synthetic
+  const MappedFile* file;  // NULL: synthetic, as `data`
+  const std::byte* data;
   SyntheticValues synthetic;
   glm_dtype dtype;
   int64_t rows;

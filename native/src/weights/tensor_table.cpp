@@ -78,6 +78,7 @@ Tensor TensorTable::find(const std::string& name, const std::string& wanted_by) 
   check_bytes(source, dtype);
   Tensor tensor{.name = name,
                 .shard = file_name(source),
+                .file = nullptr,
                 .data = nullptr,
                 .synthetic = {source.seed, source.mean, source.spread},
                 .dtype = dtype,
@@ -95,6 +96,7 @@ Tensor TensorTable::find(const std::string& name, const std::string& wanted_by) 
     fail(GLM_BAD_CHECKPOINT, "tensor ", name, " in ", source.path, ": offset ", source.offset,
          " is not a multiple of its ", element_bytes(dtype), "-byte element");
   }
+  tensor.file = &file;
   tensor.data = file.data() + source.offset;
   return tensor;
 }

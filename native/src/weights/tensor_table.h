@@ -19,7 +19,8 @@ namespace glm {
 struct Tensor {
   std::string name;
   std::string shard;
-  const std::byte* data;  // aligned to the element; NULL: synthetic
+  const MappedFile* file;  // NULL: synthetic
+  const std::byte* data;   // in the file's mapping, aligned to the element; NULL: synthetic
   SyntheticValues synthetic;
   glm_dtype dtype;
   std::vector<int64_t> shape;

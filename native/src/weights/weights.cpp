@@ -113,6 +113,7 @@ class Loader {
     const int64_t first = part.rows.begin * tensor.shape[1] + part.cols.begin;
     ScanRegion region{.tensor = tensor.name,
                       .shard = tensor.shard,
+                      .file = tensor.file,
                       .data = tensor.data == nullptr ? nullptr : tensor.data + first * element,
                       .synthetic = tensor.synthetic,
                       .dtype = tensor.dtype,
