@@ -12,6 +12,8 @@ from pydantic_settings import SettingsConfigDict
 from engine_worker.device import DeviceSetting
 from engine_worker.errors import ConfigError
 from engine_worker.memory import available_memory_bytes
+from engine_worker.models.layout import MAX_RANKS, Parallelism
+from engine_worker.plan.memory import page_bytes
 from engine_worker.plan.record import KvCache
 from engine_worker.runtime.c_types import PAGE_SIZE
 from engine_worker.scheduler.limits import Limits
@@ -20,7 +22,6 @@ from glmserve.service.logs import LogLevel
 from glmserve.service.telemetry import TelemetrySettings
 
 _DEFAULT_CONTEXT = 4096
-_KV_BYTES = {"f32": 4, "bf16": 2, "fp8": 1}
 # Of the memory that is free at start, for KV pages by default: the rest is for the file cache, which holds the weights.
 _KV_SHARE = 0.25
 
@@ -38,7 +39,28 @@ class WorkerConfig(ListenSettings, TelemetrySettings):
     log_level: LogLevel = Field("info", description="debug, info, warning or error.")
     device: DeviceSetting = Field("auto", description="cpu, cuda, or auto: cuda if a GPU answers.")
     gpu: int = Field(0, ge=0, description="Index of the GPU, with cuda.")
-    threads: int = Field(0, ge=0, le=1024, description="Threads of the CPU kernels; 0: one for each core.")
+    threads: int = Field(
+        0, ge=0, le=1024, description="Threads of the CPU kernels, shared by the ranks; 0: one for each core."
+    )
+    tp: int = Field(1, ge=1, le=MAX_RANKS, description="Ranks: heads, widths and vocabulary are divided among them.")
+    ep: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_RANKS,
+        description="Groups of ranks that experts are divided among, a divisor of tp; unset: experts are cut least.",
+    )
+    rank_slice: int | None = Field(
+        None,
+        ge=0,
+        lt=MAX_RANKS,
+        description="Run this rank of the layout alone, to measure it: its text means nothing.",
+    )
+    stall_seconds: float = Field(
+        8.0,
+        gt=0,
+        le=86400,
+        description="With several ranks: a step in which no rank ends an operation for longer is stuck.",
+    )
     kv_dtype: Literal["auto", "f32", "bf16", "fp8"] = Field(
         "auto", description="Of cached K and V; auto: the model's own."
     )
@@ -71,6 +93,10 @@ class WorkerConfig(ListenSettings, TelemetrySettings):
             raise ValueError(f"step_tokens ({self.step_tokens}) must be more than max_running ({self.max_running})")
         return self
 
+    @property
+    def parallelism(self) -> Parallelism:
+        return Parallelism(self.tp, self.ep, self.rank_slice)
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
@@ -82,7 +108,7 @@ class Sizes:
 
 
 def plan_sizes(config: WorkerConfig, model_context: int, kv: KvCache, *, device_memory: bool = False) -> Sizes:
-    """`device_memory`: the pages lie in a device's own memory, not the host's.
+    """`kv` is that of all ranks whose pages share a memory; `device_memory`: a device's own, not the host's.
 
     Raises ConfigError if the setting exceeds the model's context or the memory does not hold a single page.
     """
@@ -90,16 +116,16 @@ def plan_sizes(config: WorkerConfig, model_context: int, kv: KvCache, *, device_
         raise ConfigError(f"max_context: {config.max_context}, the model's own is {model_context}")
     longest = min(model_context, _DEFAULT_CONTEXT) if config.max_context is None else config.max_context
     max_context = longest - longest % PAGE_SIZE
-    page_bytes = PAGE_SIZE * 2 * kv.layers * kv.kv_heads * kv.head_dim * _KV_BYTES[kv.dtype]
+    bytes_a_page = page_bytes(kv, PAGE_SIZE)
     if config.kv_memory_mb is None:
         wanted = config.max_running * max_context // PAGE_SIZE
         if device_memory:
             return Sizes(max_context, wanted, fit_pages=True)
-        num_pages = min(wanted, int(available_memory_bytes() * _KV_SHARE) // page_bytes)
+        num_pages = min(wanted, int(available_memory_bytes() * _KV_SHARE) // bytes_a_page)
     else:
-        num_pages = config.kv_memory_mb * 2**20 // page_bytes
+        num_pages = config.kv_memory_mb * 2**20 // bytes_a_page
     if num_pages < 1:
-        raise ConfigError(f"kv_memory_mb: too little for one KV page of {page_bytes} bytes")
+        raise ConfigError(f"kv_memory_mb: too little for one KV page of {bytes_a_page} bytes")
     return Sizes(max_context, num_pages)
 
 

@@ -9,9 +9,12 @@ import structlog
 
 from engine_worker.config import Sizes, WorkerConfig, plan_sizes
 from engine_worker.device import choose_device
-from engine_worker.models import Model, build_model
+from engine_worker.models import Model, RankPlans, build_model
 from engine_worker.plan.dump import dump
+from engine_worker.plan.memory import rank_memory
+from engine_worker.plan.record import KvCache
 from engine_worker.runtime.abi import Engine, kernel_table_path
+from engine_worker.runtime.c_types import PAGE_SIZE
 from engine_worker.runtime.records import EngineInfo, EngineOptions, RankOptions
 from engine_worker.service import Context, EngineService, ServeContext
 from glmserve.engine.v1 import engine_pb2, engine_pb2_grpc
@@ -39,9 +42,12 @@ def load(config: WorkerConfig, progress: Progress) -> Loaded:
     """
     device = choose_device(config.device, config.gpu)
     log.info("device", kernels=device.table, reason=device.reason)
-    model = build_model(config.model, config.kv_dtype)
+    model = build_model(config.model, config.kv_dtype, config.parallelism)
     sizes = plan_sizes(
-        config, model.config.max_position_embeddings, model.mixed.kv, device_memory=device.table == "cuda"
+        config,
+        model.config.max_position_embeddings,
+        shared_kv(model, device.table),
+        device_memory=device.table == "cuda",
     )
     log.info(
         "loading",
@@ -50,6 +56,8 @@ def load(config: WorkerConfig, progress: Progress) -> Loaded:
         max_context=sizes.max_context,
         kv_pages=sizes.num_pages,
     )
+    for rank in model.ranks:
+        _log_memory(config, rank, sizes)
     engine = Engine.create(engine_options(config, model, sizes, device.table, progress))
     info = engine.info()
     log.info(
@@ -78,6 +86,32 @@ def engine_options(
         fit_pages=sizes.fit_pages,
         num_threads=config.threads,
         progress=progress,
+    )
+
+
+def shared_kv(model: Model, table: str) -> KvCache:
+    """The KV cache of all ranks whose pages share a memory: a GPU has one rank, the host has all."""
+    kv = model.mixed.kv
+    return kv if table == "cuda" else replace(kv, kv_heads=sum(rank.mixed.kv.kv_heads for rank in model.ranks))
+
+
+def _log_memory(config: WorkerConfig, rank: RankPlans, sizes: Sizes) -> None:
+    """What the rank is going to take; with `fit_pages` the KV pages are the most that it may take."""
+    memory = rank_memory(
+        rank.mixed,
+        rank.decode,
+        tokens=config.step_tokens,
+        samples=config.max_running,
+        pages=sizes.num_pages,
+        page_size=PAGE_SIZE,
+    )
+    log.info(
+        "rank_memory",
+        **rank.layout.meta,
+        weight_bytes=memory.weights,
+        kv_bytes=memory.kv_pages,
+        buffer_bytes=memory.buffers,
+        total_bytes=memory.total,
     )
 
 

@@ -19,8 +19,9 @@ import structlog
 import uvloop
 
 from engine_worker.config import WorkerConfig, scheduler_limits
-from engine_worker.errors import EngineFailedError, WorkerError
+from engine_worker.errors import EngineFailedError, EngineStuckError, WorkerError
 from engine_worker.loading import Loaded, LoadingGate, load
+from engine_worker.runtime.abi import Engine
 from engine_worker.runtime.c_types import MAX_IN_FLIGHT, PAGE_SIZE
 from engine_worker.runtime.loop import EngineLoop
 from engine_worker.runtime.step import StepPacker
@@ -28,7 +29,7 @@ from engine_worker.scheduler.scheduler import Scheduler
 from engine_worker.service import SERVICE_NAME, Admission, EngineService
 from engine_worker.telemetry import WorkerTelemetry
 from engine_worker.validation import Validator
-from engine_worker.watchdog import wait_until_stuck
+from engine_worker.watchdog import wait_until_stalled, wait_until_stuck
 from glmserve.engine.v1 import engine_pb2, engine_pb2_grpc
 from glmserve.service import logs
 from glmserve.service.grpc_server import (
@@ -104,7 +105,7 @@ async def _serve(
     service = _make_service(config, loaded, telemetry)
     loop = _make_loop(config, loaded, service)
     gate.open(service)
-    async with _watched(server, loop, config.step_timeout_seconds), _running(loop):
+    async with _watched(config, loaded, server, loop), _running(loop):
         await _warm_up(service)
         await server.set_serving(True)
         log.info("serving", address=server.address)
@@ -131,22 +132,41 @@ async def _grpc_server(config: WorkerConfig, gate: LoadingGate, security: Server
 
 
 @contextlib.asynccontextmanager
-async def _watched(server: GrpcServer, loop: EngineLoop, limit_s: float) -> AsyncIterator[None]:
+async def _watched(config: WorkerConfig, loaded: Loaded, server: GrpcServer, loop: EngineLoop) -> AsyncIterator[None]:
     """End the process if the engine gets stuck during the block, the loop's stop included."""
-    watch = asyncio.create_task(_exit_when_stuck(server, loop, limit_s))
+    stuck = asyncio.create_task(_wait_until_stuck(config, loaded, loop))
+    end = asyncio.create_task(_exit_when_stuck(stuck, loaded.engine, server))
     try:
         yield
     finally:
-        watch.cancel()
+        # Once it is stuck, closing the engine could wait for ever: the other task ends the process first.
+        if stuck.done():
+            await end
+        stuck.cancel()
+        end.cancel()
 
 
-async def _exit_when_stuck(server: GrpcServer, loop: EngineLoop, limit_s: float) -> None:
-    error = await wait_until_stuck(lambda: loop.step_age_s, limit_s)
+async def _wait_until_stuck(config: WorkerConfig, loaded: Loaded, loop: EngineLoop) -> EngineStuckError:
+    """By its steps and, where ranks wait for each other, by their operations."""
+    waits = [asyncio.ensure_future(wait_until_stuck(lambda: loop.step_age_s, config.step_timeout_seconds))]
+    if len(loaded.model.ranks) > 1:
+        waits.append(asyncio.ensure_future(wait_until_stalled(loaded.engine.progress, config.stall_seconds)))
+    try:
+        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        return done.pop().result()
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
+async def _exit_when_stuck(stuck: asyncio.Task[EngineStuckError], engine: Engine, server: GrpcServer) -> None:
+    error = await stuck
     log.error("engine_stuck", error=str(error))
+    engine.abort(str(error))  # whoever waits for a rank is woken, and open requests end with what they have
     await server.set_alive(False)
     await server.set_serving(False)
     await server.server.stop(_STUCK_FLUSH_SECONDS)
-    # The engine's thread does not come back, so that nothing can be closed: not in order, only at once.
+    # An engine thread that hangs does not come back, so that nothing can be closed: not in order, only at once.
     os._exit(_report(error, 1))
 
 

@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Callable
 
 from engine_worker.errors import EngineStuckError
+from engine_worker.runtime.records import EngineProgress
 
 _MIN_SLEEP_S = 0.01
+_LOOKS = 8  # at the ranks, in the time that they are given
 
 
 async def wait_until_stuck(step_age_s: Callable[[], float], limit_s: float) -> EngineStuckError:
@@ -19,4 +21,20 @@ async def wait_until_stuck(step_age_s: Callable[[], float], limit_s: float) -> E
         await asyncio.sleep(max(limit_s - age_s, _MIN_SLEEP_S))
     return EngineStuckError(
         f"the engine is stuck: a step has not ended for {age_s:.1f} s, step_timeout_seconds is {limit_s:g}"
+    )
+
+
+async def wait_until_stalled(progress: Callable[[], EngineProgress], limit_s: float) -> EngineStuckError:
+    """Returns once no rank has begun an operation for `limit_s` within a step: one hangs, and the others wait for it.
+
+    Counted in looks, not by the clock: a process that was stopped for a while finds its ranks where they were.
+    """
+    seen, unchanged = progress(), 0
+    while unchanged < _LOOKS:
+        await asyncio.sleep(limit_s / _LOOKS)
+        now = progress()
+        unchanged = unchanged + 1 if now.where and now.calls == seen.calls else 0
+        seen = now
+    return EngineStuckError(
+        f"the engine is stuck: no rank has ended an operation for {limit_s:g} s (stall_seconds): {seen.where}"
     )

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,10 +25,16 @@ class Answer:
 
 
 def run(
-    request: inference_pb2.GenerateRequest, model: str | None, target: str | None, access: Access, *, as_json: bool
+    request: inference_pb2.GenerateRequest,
+    model: str | None,
+    target: str | None,
+    access: Access,
+    *,
+    as_json: bool,
+    worker_args: Sequence[str] = (),
 ) -> None:
     """Send the request to `target`, or to a local pair serving `model`, and print the answer."""
-    with inference(model, target, access) as stub, request_errors():
+    with inference(model, target, access, worker_args) as stub, request_errors():
         answer = collect(stub.Generate(request), show=not as_json)
     if as_json:
         with_logprobs = request.sampling.HasField("logprobs")

@@ -1,6 +1,6 @@
 """The public gRPC API as the commands use it: the channel, the local pair behind it, errors in one line."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -50,21 +50,23 @@ def requested_name(model: str | None, target: str | None) -> str:
 
 
 @contextmanager
-def inference(model: str | None, target: str | None, access: Access = PLAIN_TEXT) -> Iterator[Stub]:
+def inference(
+    model: str | None, target: str | None, access: Access = PLAIN_TEXT, worker_args: Sequence[str] = ()
+) -> Iterator[Stub]:
     """A stub of the router at `target`, or of a pair started here and stopped at the end."""
     if target is None and access != PLAIN_TEXT:
         raise typer.BadParameter("needed by --tls-ca, --tls-cert, --tls-key and --api-key", param_hint="--target")
-    with router_address(model, target) as address, access.channel(address) as channel:
+    with router_address(model, target, worker_args) as address, access.channel(address) as channel:
         yield Stub(channel)
 
 
 @contextmanager
-def router_address(model: str | None, target: str | None) -> Iterator[str]:
+def router_address(model: str | None, target: str | None, worker_args: Sequence[str] = ()) -> Iterator[str]:
     """`target`, or the address of a pair started here and stopped at the end."""
     if target is not None:
         yield target
         return
-    options = LocalOptions(model=model_directory(model or DEFAULT_MODEL))
+    options = LocalOptions(model=model_directory(model or DEFAULT_MODEL), worker_args=worker_args)
     with ExitStack() as stack:
         status = stack.enter_context(messages.status("starting"))
         cluster = stack.enter_context(local_cluster(options, status.update))

@@ -6,6 +6,7 @@ import typer
 
 from deploy.cli.options import (
     ApiKeyOption,
+    EpOption,
     MaxTokensOption,
     SeedOption,
     ServedModelOption,
@@ -14,8 +15,10 @@ from deploy.cli.options import (
     TlsCaOption,
     TlsCertOption,
     TlsKeyOption,
+    TpOption,
     check_utf8,
     parse_ids,
+    rank_args,
 )
 
 
@@ -26,6 +29,8 @@ def generate(
         str | None, typer.Option(metavar="1,2,3", help="The token ids to continue, instead of --prompt.")
     ] = None,
     model: ServedModelOption = None,
+    tp: TpOption = None,
+    ep: EpOption = None,
     max_tokens: MaxTokensOption = 128,
     temperature: TemperatureOption = 0.0,
     seed: SeedOption = None,
@@ -50,6 +55,8 @@ def generate(
         raise typer.BadParameter("shown only with --json", param_hint="--logprobs")
     for flag, text in (("--prompt", prompt or ""), *(("--stop", text) for text in stop or [])):
         check_utf8(flag, text)
+    if target is not None and (tp or ep):
+        raise typer.BadParameter("of a worker that is started here, not of --target", param_hint="--tp / --ep")
     ids = None if prompt_ids is None else parse_ids("--prompt-ids", prompt_ids)
 
     from deploy.cli.access import Access  # noqa: PLC0415
@@ -68,4 +75,5 @@ def generate(
         request.prompt_ids.ids.extend(ids)
     elif prompt is not None:
         request.prompt = prompt
-    run(request, model, target, Access(tls_ca, tls_cert, tls_key, api_key), as_json=as_json)
+    access = Access(tls_ca, tls_cert, tls_key, api_key)
+    run(request, model, target, access, as_json=as_json, worker_args=rank_args(tp, ep))

@@ -21,6 +21,12 @@ TargetOption = Annotated[
     str | None,
     typer.Option(metavar="HOST:PORT", help="A running router; without it, a worker and a router are started."),
 ]
+TpOption = Annotated[
+    int | None, typer.Option(min=1, max=64, metavar="N", help="Ranks of the started worker: tensor parallelism.")
+]
+EpOption = Annotated[
+    int | None, typer.Option(min=1, max=64, metavar="N", help="Groups of ranks that experts are divided among.")
+]
 TlsCaOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Speak TLS with --target, and trust these CA certificates (PEM).")
 ]
@@ -46,6 +52,11 @@ def check_utf8(flag: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise typer.BadParameter(f"not valid UTF-8 at character {error.start}", param_hint=flag) from None
+
+
+def rank_args(tp: int | None, ep: int | None) -> list[str]:
+    """The worker's flags for a layout."""
+    return [arg for flag, value in (("--tp", tp), ("--ep", ep)) if value is not None for arg in (flag, str(value))]
 
 
 def parse_ids(flag: str, text: str) -> list[int]:

@@ -33,14 +33,28 @@ StepOption = Annotated[Step, typer.Option(help="Prefill, alone or beside decodes
 KvDtypeOption = Annotated[KvDtype, typer.Option(help="Of cached K and V; auto is the activations' dtype.")]
 
 
+TpOption = Annotated[int, typer.Option(min=1, max=64, metavar="N", help="Ranks: tensor parallelism.")]
+EpOption = Annotated[
+    int | None,
+    typer.Option(min=1, max=64, metavar="N", help="Groups of ranks that experts are divided among; unset: cut least."),
+]
+RankOption = Annotated[int, typer.Option(min=0, max=63, metavar="R", help="The rank whose plan it is.")]
+
+
 @app.command()
 def dump(
-    model: ModelOption = DEFAULT_MODEL, step: StepOption = Step.DECODE, kv_dtype: KvDtypeOption = KvDtype.AUTO
+    *,
+    model: ModelOption = DEFAULT_MODEL,
+    step: StepOption = Step.DECODE,
+    kv_dtype: KvDtypeOption = KvDtype.AUTO,
+    tp: TpOption = 1,
+    ep: EpOption = None,
+    rank: RankOption = 0,
 ) -> None:
-    """Print a plan in the form that native/PLAN.md describes."""
+    """Print a rank's plan in the form that native/PLAN.md describes."""
     from engine_worker.plan.dump import dump as plan_text  # noqa: PLC0415
 
-    print(plan_text(load_plan(model, step, kv_dtype)), end="")
+    print(plan_text(load_plan(model, step, kv_dtype, tp=tp, ep=ep, rank=rank)), end="")
 
 
 @app.command()
@@ -49,32 +63,39 @@ def cost(
     model: ModelOption = DEFAULT_MODEL,
     step: StepOption = Step.DECODE,
     kv_dtype: KvDtypeOption = KvDtype.AUTO,
+    tp: TpOption = 1,
+    ep: EpOption = None,
+    rank: RankOption = 0,
     batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences in the step.")] = 1,
     tokens: Annotated[int, typer.Option(min=1, metavar="N", help="New tokens of each sequence; decode has 1.")] = 1,
     context: Annotated[int, typer.Option(min=1, metavar="L", help="Length of each sequence after the step.")] = 512,
 ) -> None:
-    """Print the bytes and FLOPs of each op of a step: what the roofline is made of."""
+    """Print the bytes and FLOPs of each op of a rank's step: what the roofline is made of."""
     if step is Step.DECODE and tokens != 1:
         raise typer.BadParameter("a decode step has 1", param_hint="--tokens")
     if tokens > context:
         raise typer.BadParameter(f"at most --context, which is {context}", param_hint="--tokens")
     from engine_worker.plan.cost import merge_layers, step_cost, total  # noqa: PLC0415
 
-    costs = step_cost(load_plan(model, step, kv_dtype), batch * tokens, batch, [context] * batch)
+    plan = load_plan(model, step, kv_dtype, tp=tp, ep=ep, rank=rank)
+    costs = step_cost(plan, batch * tokens, batch, [context] * batch)
     for line in cost_table([*merge_layers(costs), total(costs)]):
         print(line)
 
 
-def load_plan(model: str, step: Step, kv_dtype: KvDtype) -> "Plan":
-    """Record the plan of a checkpoint; ModelError if it cannot be served."""
+def load_plan(model: str, step: Step, kv_dtype: KvDtype, *, tp: int, ep: int | None, rank: int) -> "Plan":
+    """Record the plan of a checkpoint; ModelError if it cannot be served, or not by these ranks."""
+    if rank >= tp:
+        raise typer.BadParameter(f"below --tp, which is {tp}", param_hint="--rank")
     from engine_worker.errors import WorkerError  # noqa: PLC0415
-    from engine_worker.models import build_model  # noqa: PLC0415
+    from engine_worker.models import Parallelism, build_model  # noqa: PLC0415
 
     try:
-        built = build_model(model_directory(model), kv_dtype.value)
+        built = build_model(model_directory(model), kv_dtype.value, Parallelism(tp, ep))
     except WorkerError as error:
         raise ModelError(str(error)) from None
-    return built.mixed if step is Step.MIXED else built.decode
+    chosen = built.ranks[rank]
+    return chosen.mixed if step is Step.MIXED else chosen.decode
 
 
 def cost_table(costs: "list[OpCost]") -> list[str]:

@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from deploy.cli.console import messages, model_directory
-from deploy.cli.options import ModelOption
+from deploy.cli.options import EpOption, ModelOption, TpOption, rank_args
 from deploy.models.catalog import DEFAULT_MODEL
 
 # The services have settings of their own, with their own --help.
@@ -16,11 +16,14 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_optio
 
 
 def serve(
+    *,
     model: ModelOption = DEFAULT_MODEL,
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where the router listens; port 0 is any free one.")
     ] = "127.0.0.1:0",
     workers: Annotated[int, typer.Option(min=1, max=64, metavar="N", help="How many workers.")] = 1,
+    tp: TpOption = None,
+    ep: EpOption = None,
     worker_config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The workers' settings (see `glm worker --help`).")
     ] = None,
@@ -35,7 +38,7 @@ def serve(
         model=model_directory(model),
         listen=listen,
         workers=workers,
-        worker_args=["--config", str(worker_config)] if worker_config else [],
+        worker_args=[*rank_args(tp, ep), *(["--config", str(worker_config)] if worker_config else [])],
         router_args=["--config", str(router_config)] if router_config else [],
         echo=True,
     )

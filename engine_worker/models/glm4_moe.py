@@ -129,7 +129,7 @@ def _shard_layer(w: LayerWeights, c: ModelConfig, layout: Layout) -> LayerWeight
     q = _columns(layout.heads(c), c)
     kv = _columns(layout.kv_heads(c), c)
     if isinstance(w.mlp, MlpWeights):
-        mlp: MlpWeights | MoeWeights = _shard_mlp(w.mlp, layout.width(c.intermediate_size))
+        mlp: MlpWeights | MoeWeights = _shard_mlp(w.mlp, layout.width(c.intermediate_size, c))
     else:
         mlp = _shard_moe(w.mlp, c, layout)
     return replace(w, qkv=w.qkv.take_rows([q, kv, kv]), o=w.o.take_cols(q), mlp=mlp)
@@ -145,7 +145,7 @@ def _shard_mlp(w: MlpWeights, width: Span) -> MlpWeights:
 
 def _shard_moe(w: MoeWeights, c: ModelConfig, layout: Layout) -> MoeWeights:
     experts, width = layout.experts(c), layout.expert_width(c)
-    shared_width = layout.width(c.n_shared_experts * c.moe_intermediate_size)
+    shared_width = layout.width(c.n_shared_experts * c.moe_intermediate_size, c)
     return replace(
         w,
         gate=w.gate.take(experts).take_rows(width),

@@ -14,14 +14,15 @@ from engine_worker.weights.records import FP8_BLOCK, Span
 
 MAX_RANKS = 64
 VOCAB_GRAIN = 4  # glm_sample_args.first is a multiple of it
+WIDTH_GRAIN = 16  # what does not divide evenly is cut where kernels find aligned rows
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """One rank's place among `tp` ranks.
 
-    Heads, dense and shared-expert widths and the vocabulary are divided by `tp`. Experts are divided among `ep` groups
-    of tp/ep ranks, and each expert's width among the ranks of its group: ep = tp is whole experts, ep = 1 tensor
+    Heads, dense and shared-expert widths and the vocabulary are divided among all. Experts are divided among `ep`
+    groups of tp/ep ranks, and each expert's width among the ranks of its group: ep = tp is whole experts, ep = 1 tensor
     parallelism throughout. Norms, router and embeddings are on every rank; so is a KV head that several ranks read.
 
     `alone`: a rank slice, which runs without the other ranks: it exchanges nothing, and its numbers mean nothing.
@@ -51,9 +52,9 @@ class Layout:
         """Whether partial sums are to be added up over ranks."""
         return self.tp > 1 and not self.alone
 
-    def width(self, size: int) -> Span:
+    def width(self, size: int, c: ModelConfig) -> Span:
         """Of a dense layer or a shared expert."""
-        return _share(size, self.tp, self.rank)
+        return _share(size, self.tp, self.rank, _grain(size, self.tp, c))
 
     def heads(self, c: ModelConfig) -> Span:
         return _share(c.num_attention_heads, self.tp, self.rank)
@@ -69,20 +70,32 @@ class Layout:
 
     def expert_width(self, c: ModelConfig) -> Span:
         ranks = self.tp // self.ep
-        return _share(c.moe_intermediate_size, ranks, self.rank % ranks)
+        width = c.moe_intermediate_size
+        return _share(width, ranks, self.rank % ranks, _grain(width, ranks, c))
 
     def vocab(self, c: ModelConfig) -> Span:
         """Tokens whose logits this rank computes: as even as VOCAB_GRAIN allows."""
-        grains = -(-c.vocab_size // VOCAB_GRAIN)
-        first, end = (VOCAB_GRAIN * (grains * rank // self.tp) for rank in (self.rank, self.rank + 1))
-        return first, min(end, c.vocab_size)
+        return _share(c.vocab_size, self.tp, self.rank, VOCAB_GRAIN)
 
 
 WHOLE = Layout()
 
 
-def _share(size: int, parts: int, index: int) -> Span:
-    return index * size // parts, (index + 1) * size // parts
+def _share(size: int, parts: int, index: int, grain: int = 1) -> Span:
+    """As even as whole grains allow; the last one may be short."""
+    first, end = (grain * (_grains(size, grain) * i // parts) for i in (index, index + 1))
+    return first, min(end, size)
+
+
+def _grains(size: int, grain: int) -> int:
+    return -(-size // grain)
+
+
+def _grain(width: int, parts: int, c: ModelConfig) -> int:
+    """Block scales are not cut; other widths are cut evenly where that goes."""
+    if c.quantization == "block" and parts > 1:
+        return FP8_BLOCK
+    return 1 if width % parts == 0 else WIDTH_GRAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,28 +134,29 @@ def _problems(layout: Layout, c: ModelConfig) -> Iterator[str]:
         yield f"num_attention_heads {c.num_attention_heads} is not a multiple of tp"
     if c.num_key_value_heads % tp and tp % c.num_key_value_heads:
         yield f"num_key_value_heads {c.num_key_value_heads} and tp: neither is a multiple of the other"
-    if -(-c.vocab_size // VOCAB_GRAIN) < tp:
-        yield f"vocab_size {c.vocab_size} does not hold {VOCAB_GRAIN} tokens a rank"
     if _has_experts(c) and c.n_routed_experts % layout.ep:
         yield f"n_routed_experts {c.n_routed_experts} is not a multiple of ep"
-    for name, size, ranks in _widths(c, tp, inner):
-        if size % ranks:
-            yield f"{name} {size} is not a multiple of {ranks} ranks"
-        elif c.quantization == "block" and ranks > 1 and size // ranks % FP8_BLOCK:
-            yield f"{name} {size} over {ranks} ranks cuts blocks of {FP8_BLOCK} that share an FP8 scale"
+    if c.quantization == "block" and tp > 1 and c.num_attention_heads * c.head_dim // tp % FP8_BLOCK:
+        yield f"query heads of a rank do not fill blocks of {FP8_BLOCK}, which share an FP8 scale"
+    if c.quantization == "block" and min(tp, c.num_key_value_heads) > 1:
+        columns = c.num_key_value_heads * c.head_dim // min(tp, c.num_key_value_heads)
+        if columns % FP8_BLOCK:
+            yield f"KV heads of a rank do not fill blocks of {FP8_BLOCK}, which share an FP8 scale"
+    for name, size, ranks, grain in _shared(c, tp, inner):
+        if _grains(size, grain) < ranks:
+            yield f"{name} {size} does not hold {grain} for each of {ranks} ranks"
 
 
-def _widths(c: ModelConfig, tp: int, inner: int) -> list[tuple[str, int, int]]:
-    """What is cut into equal parts: name, size, parts. KV heads that are not cut are repeated."""
-    widths = [("query heads' columns", c.num_attention_heads * c.head_dim, tp)]
-    widths.append(("KV heads' columns", c.num_key_value_heads * c.head_dim, min(tp, c.num_key_value_heads)))
-    if c.first_k_dense_replace:
-        widths.append(("intermediate_size", c.intermediate_size, tp))
+def _shared(c: ModelConfig, tp: int, inner: int) -> Iterator[tuple[str, int, int, int]]:
+    """What is divided in grains: name, size, ranks, grain."""
+    yield "vocab_size", c.vocab_size, tp, VOCAB_GRAIN
+    widths = [("intermediate_size", c.intermediate_size, tp)] if c.first_k_dense_replace else []
     if _has_experts(c):
         widths.append(("moe_intermediate_size", c.moe_intermediate_size, inner))
         if c.n_shared_experts:
             widths.append(("shared experts' width", c.n_shared_experts * c.moe_intermediate_size, tp))
-    return widths
+    for name, size, ranks in widths:
+        yield name, size, ranks, _grain(size, ranks, c)
 
 
 def _has_experts(c: ModelConfig) -> bool:

@@ -70,7 +70,7 @@ class Scratch:
         act: ActDtype = c.activation_dtype
         hidden, top_k = c.hidden_size, c.num_experts_per_tok
         q_cols, kv_cols = _size(layout.heads(c)) * c.head_dim, _size(layout.kv_heads(c)) * c.head_dim
-        shared_width = layout.width(c.n_shared_experts * c.moe_intermediate_size)
+        shared_width = layout.width(c.n_shared_experts * c.moe_intermediate_size, c)
         assignments = Rows(Size.TOKENS, top_k)
         return cls(
             resid=Buffer("resid", act, TOKENS, hidden),
@@ -79,7 +79,7 @@ class Scratch:
             qkv=Buffer("qkv", act, TOKENS, q_cols + 2 * kv_cols),
             q=Buffer("q", act, TOKENS, q_cols),
             attn=_forms("attn", TOKENS, q_cols, c),
-            dense=MlpScratch.of_width("dense", _size(layout.width(c.intermediate_size)), c),
+            dense=MlpScratch.of_width("dense", _size(layout.width(c.intermediate_size, c)), c),
             shared=MlpScratch.of_width("shared", _size(shared_width), c),
             ids=Buffer("expert_ids", "i32", TOKENS, top_k),
             weights=Buffer("expert_weights", "f32", TOKENS, top_k),

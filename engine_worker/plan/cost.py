@@ -77,6 +77,16 @@ def expected_experts(experts: int, top_k: int, tokens: int, local: int | None = 
     return (experts if local is None else local) * (1 - (1 - top_k / experts) ** tokens)
 
 
+def held_bytes(weight: Weight) -> int:
+    """All of a weight, as it is loaded: with its scales and biases, vectors as f32."""
+    if isinstance(weight, Vector):
+        return F32_BYTES * weight.size
+    if isinstance(weight, Experts):
+        return weight.count * _matrix_bytes(weight.format, weight.rows, weight.cols)
+    biases = sum(F32_BYTES * (part.rows[1] - part.rows[0]) for part in weight.parts if part.bias)
+    return biases + sum(_matrix_bytes(weight.format, part.rows[1] - part.rows[0], weight.cols) for part in weight.parts)
+
+
 def layer_label(label: str) -> str:
     """The name that an op has in every layer: `layers.*.attn.qkv`."""
     return re.sub(r"^layers\.\d+\.", "layers.*.", label)
@@ -135,14 +145,11 @@ def _op_cost(step: _Step, op: Op) -> OpCost:
 
 
 def _weight_bytes(step: _Step, op: Op, weight: Weight) -> float:
-    if isinstance(weight, Vector):
-        return F32_BYTES * weight.size
     if isinstance(weight, Experts):
         return _touched(step, op, weight) * _matrix_bytes(weight.format, weight.rows, weight.cols)
-    if op.kind == "embed":
+    if isinstance(weight, Matrix) and op.kind == "embed":
         return step.rows(op) * weight.cols * weight.format.element_bytes
-    biases = sum(F32_BYTES * (part.rows[1] - part.rows[0]) for part in weight.parts if part.bias)
-    return biases + sum(_matrix_bytes(weight.format, part.rows[1] - part.rows[0], weight.cols) for part in weight.parts)
+    return held_bytes(weight)
 
 
 def _touched(step: _Step, op: Op, experts: Experts) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -30,7 +29,8 @@ def dequantize(source: Path, target: Path) -> Path:
     return target
 
 
-def _read(tensor: TensorSource) -> NDArray[Any]:
+def _read(tensor: TensorSource) -> NDArray[np.float32]:
     assert tensor.path is not None
-    data = tensor.path.read_bytes()[tensor.offset : tensor.offset + tensor.nbytes]
-    return np.frombuffer(data, _DTYPES[tensor.dtype]).reshape(tensor.shape).astype(np.float32)
+    data = np.memmap(tensor.path, np.uint8, "r", tensor.offset, tensor.nbytes)
+    values: NDArray[np.float32] = data.view(_DTYPES[tensor.dtype]).reshape(tensor.shape).astype(np.float32)
+    return values

@@ -50,6 +50,9 @@ def run(*args: str) -> tuple[int, str, str]:
         (["plan", "cost", "--tokens", "2"], "--tokens"),
         (["plan", "cost", "--step", "mixed", "--tokens", "9", "--context", "8"], "--tokens"),
         (["plan", "dump", "--step", "both"], "--step"),
+        (["plan", "dump", "--tp", "0"], "--tp"),
+        (["plan", "dump", "--tp", "2", "--rank", "2"], "--rank"),
+        (["generate", "--prompt", "a", "--target", "host:1", "--tp", "2"], "--tp"),
     ],
 )
 def test_a_wrong_argument_is_named_and_exits_with_2(args: list[str], named: str) -> None:
@@ -145,3 +148,17 @@ def test_plan_dump_prints_the_plan_text() -> None:
     lines = out.splitlines()
     assert lines[:2] == ["glmplan 1", "name mixed"]
     assert any(line.startswith("kv layers=30 ") and line.endswith("dtype=fp8") for line in lines)
+
+
+def test_plan_dump_prints_the_plan_of_a_rank() -> None:
+    code, out, _ = run("plan", "dump", "--tp", "3", "--rank", "2")
+    assert code == 0
+    lines = out.splitlines()
+    assert "meta model=glm4_moe tp=3 ep=1 rank=2" in lines
+    assert lines[-1] == "op sample head.sample logits=logits first=32768"
+
+
+def test_plan_dump_of_a_layout_that_does_not_divide_names_those_that_do() -> None:
+    code, out, err = run("plan", "dump", "--tp", "2")
+    assert (code, out) == (2, "")
+    assert "layouts of this model: tp=1 ep=1, tp=3 ep=1, tp=9 ep=1" in err.replace("\n", " ")

@@ -130,11 +130,11 @@ LISTED = r"layouts of this model: tp=1 ep=1, tp=2 ep=1\|2, tp=4 ep=1\|2\|4, tp=8
         (3, 1, {}, "tp=3 ep=1: num_attention_heads 8 is not a multiple of tp; " + LISTED),
         (16, None, {}, "tp=16 ep=1: num_attention_heads 8 is not a multiple of tp; " + LISTED),
         (2, 1, {"num_attention_heads": 6, "num_key_value_heads": 3}, "num_key_value_heads 3 and tp: neither"),
-        (2, 1, {"intermediate_size": 45}, "intermediate_size 45 is not a multiple of 2 ranks"),
-        (2, 1, {"moe_intermediate_size": 25}, "moe_intermediate_size 25 is not a multiple of 2 ranks"),
-        (2, 2, {"moe_intermediate_size": 25}, "shared experts' width 25 is not a multiple of 2 ranks"),
+        (4, 1, {"intermediate_size": 45}, "intermediate_size 45 does not hold 16 for each of 4 ranks"),
+        (2, 1, {"moe_intermediate_size": 15}, "moe_intermediate_size 15 does not hold 16 for each of 2 ranks"),
+        (2, 2, {"moe_intermediate_size": 15}, "shared experts' width 15 does not hold 16 for each of 2 ranks"),
         (2, 2, {"n_routed_experts": 7}, "n_routed_experts 7 is not a multiple of ep"),
-        (8, 8, {"vocab_size": 28}, "vocab_size 28 does not hold 4 tokens a rank"),
+        (8, 8, {"vocab_size": 28}, "vocab_size 28 does not hold 4 for each of 8 ranks"),
     ],
 )
 def test_layouts_that_do_not_divide_are_refused_with_those_that_do(
@@ -153,13 +153,27 @@ def test_block_scales_are_not_cut(tmp_path: Path) -> None:
         moe_intermediate_size=256,
     )
     check_layout(Layout(2, 2), config)
-    with pytest.raises(ConfigError, match=r"moe_intermediate_size 256 over 4 ranks cuts blocks of 128 .*tp=4 ep=2"):
+    assert Layout(2, 1, 1).width(512, config) == (256, 512)
+    assert [Layout(2, 1, rank).width(392, config) for rank in (0, 1)] == [(0, 256), (256, 392)]
+    with pytest.raises(
+        ConfigError, match=r"moe_intermediate_size 256 does not hold 128 for each of 4 ranks; .*tp=4 ep=2"
+    ):
         check_layout(Layout(4, 1), dataclasses.replace(config, n_shared_experts=2))
+    with pytest.raises(ConfigError, match="query heads of a rank do not fill blocks of 128"):
+        check_layout(Layout(2, 2), dataclasses.replace(config, head_dim=24))
+    with pytest.raises(ConfigError, match="KV heads of a rank do not fill blocks of 128"):
+        check_layout(Layout(2, 2), dataclasses.replace(config, head_dim=32))
+
+
+def test_widths_that_do_not_divide_are_cut_in_sixteens(tmp_path: Path) -> None:
+    config = make(tmp_path, Parallelism()).config
+    assert [Layout(3, 1, rank).width(176, config) for rank in range(3)] == [(0, 48), (48, 112), (112, 176)]
+    assert [Layout(2, 1, rank).width(57, config) for rank in range(2)] == [(0, 32), (32, 57)]
 
 
 def test_a_layer_without_experts_asks_nothing_of_them(tmp_path: Path) -> None:
-    changes = {"first_k_dense_replace": 2, "n_routed_experts": 7, "moe_intermediate_size": 25}
-    assert len(make(tmp_path, Parallelism(2, 1), **changes).ranks) == 2
+    changes = {"first_k_dense_replace": 2, "n_routed_experts": 7, "moe_intermediate_size": 1}
+    assert len(make(tmp_path, Parallelism(2, 2), **changes).ranks) == 2
 
 
 def test_fp8_scales_follow_their_rows(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from engine_worker.backlog import Backlog
 from engine_worker.rates import StepRates
+from engine_worker.runtime.records import EngineProgress
 from engine_worker.scheduler.request import Chunk, StepPlan
-from engine_worker.watchdog import wait_until_stuck
+from engine_worker.watchdog import wait_until_stalled, wait_until_stuck
 from glmserve.engine.v1 import engine_pb2
 from glmserve.service.pace import UNKNOWN, Pace
 from tests.unit.scheduler_driver import make_request
@@ -150,3 +151,16 @@ async def test_a_slow_step_that_ends_in_time_is_not_stuck() -> None:
     error = await wait_until_stuck(lambda: next(ages), 0.02)
     assert "0.0 s, step_timeout_seconds is 0.02" in str(error)
     assert next(ages, None) is None
+
+
+async def test_ranks_that_stand_still_are_found_and_where() -> None:
+    """Only while a step is in flight, and not while any rank gets on."""
+    moving = [EngineProgress(calls, "rank 0 in op a") for calls in range(20)]
+    idle = [EngineProgress(19, "")] * 20
+    still = [EngineProgress(19, "rank 1 in op b of step 3")] * 10
+    looks = iter([*moving, *idle, *still])
+    error = await wait_until_stalled(lambda: next(looks), 0.01)
+    assert str(error) == (
+        "the engine is stuck: no rank has ended an operation for 0.01 s (stall_seconds): rank 1 in op b of step 3"
+    )
+    assert len(list(looks)) <= 2

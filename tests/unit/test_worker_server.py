@@ -21,8 +21,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from engine_worker import loading, server
 from engine_worker.config import WorkerConfig
 from engine_worker.errors import DeviceError, EngineFailedError
+from engine_worker.models import Parallelism
+from engine_worker.models.layout import Layout
 from engine_worker.plan.record import KvCache
-from engine_worker.runtime.records import EngineInfo, EngineOptions
+from engine_worker.runtime.records import EngineInfo, EngineOptions, EngineProgress
 from engine_worker.service import SERVICE_NAME
 from glmserve.engine.v1 import engine_pb2, engine_pb2_grpc
 from glmserve.service.grpc_server import LIVENESS
@@ -43,6 +45,22 @@ class NativeLikeEngine(ScriptedEngine):
         self.closed = False
         self.gate = threading.Event()
         self.gate.set()
+        self.aborted: str | None = None
+
+    def progress(self) -> EngineProgress:
+        """As ranks whose second one hangs while the gate is closed."""
+        where = "" if self.gate.is_set() else "rank 1 in op linear layers.0.attn.o of step 7; rank 0 in op all_reduce"
+        return EngineProgress(len(self.steps), where)
+
+    def abort(self, reason: str) -> None:
+        self.aborted = reason
+        self.gate.set()
+
+    def wait(self) -> None:
+        """For the gate, or the abort."""
+        assert self.gate.wait(30)
+        if self.aborted:
+            raise DeviceError(self.aborted)
 
     def __enter__(self) -> NativeLikeEngine:
         return self
@@ -73,21 +91,22 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[NativeLikeEngine]:
 
     def create(options: EngineOptions) -> NativeLikeEngine:
         engine = NativeLikeEngine(options)
-        engine.before_collect = lambda step: _wait(engine.gate)
+        engine.before_collect = lambda step: engine.wait()
         made.append(engine)
         return engine
 
-    plan = SimpleNamespace(kv=KvCache(layers=1, kv_heads=1, head_dim=8, dtype="bf16"))
+    plan = SimpleNamespace(kv=KvCache(layers=1, kv_heads=1, head_dim=8, dtype="bf16"), operands=())
     config = SimpleNamespace(max_position_embeddings=512, eos_token_ids=(EOS,))
-    model = SimpleNamespace(config=config, mixed=plan, decode=plan, tensors=(), revision="abc")
-    monkeypatch.setattr(loading, "build_model", lambda directory, kv_dtype: model)
+
+    def build_model(directory: Path, kv_dtype: str, parallelism: Parallelism) -> SimpleNamespace:
+        layouts = [Layout(parallelism.tp, 1, rank) for rank in range(parallelism.tp)]
+        ranks = [SimpleNamespace(layout=layout, mixed=plan, decode=plan) for layout in layouts]
+        return SimpleNamespace(config=config, mixed=plan, decode=plan, ranks=ranks, tensors=(), revision="abc")
+
+    monkeypatch.setattr(loading, "build_model", build_model)
     monkeypatch.setattr(loading, "dump", lambda plan: "")
     monkeypatch.setattr(loading, "Engine", SimpleNamespace(create=create))
     return made
-
-
-def _wait(gate: threading.Event) -> None:
-    assert gate.wait(30)
 
 
 def worker_config(tmp_path: Path, **values: Any) -> WorkerConfig:
@@ -166,7 +185,7 @@ def weights(engines: list[NativeLikeEngine], monkeypatch: pytest.MonkeyPatch) ->
     def slowly(options: EngineOptions) -> Any:
         assert options.progress is not None
         options.progress(49, 100)
-        _wait(loaded)
+        assert loaded.wait(30)
         return create(options)
 
     monkeypatch.setattr(loading, "Engine", SimpleNamespace(create=slowly))
@@ -327,20 +346,38 @@ def test_what_only_the_model_or_the_machine_can_tell(
     assert all(engine.closed for engine in engines)
 
 
+@pytest.mark.parametrize(
+    ("settings", "report"),
+    [
+        ({"step_timeout_seconds": 0.2}, "the engine is stuck: a step has not ended for 0.2"),
+        (
+            {"tp": 2, "stall_seconds": 0.2},
+            "the engine is stuck: no rank has ended an operation for 0.2 s (stall_seconds): "
+            "rank 1 in op linear layers.0.attn.o of step 7; rank 0 in op all_reduce",
+        ),
+    ],
+)
 async def test_a_stuck_engine_is_reported_dead_and_ends_the_process(
-    engines: list[NativeLikeEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    engines: list[NativeLikeEngine],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    settings: dict[str, Any],
+    report: str,
 ) -> None:
     left: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     monkeypatch.setattr(os, "_exit", left.set_result)
-    async with serving(worker_config(tmp_path, step_timeout_seconds=0.2)) as (_, channel):
+    async with serving(worker_config(tmp_path, **settings)) as (task, channel):
         watching: Any = health_pb2_grpc.HealthStub(channel)
         watch = watching.Watch(health_pb2.HealthCheckRequest(service="liveness"))
         assert (await watch.read()).status == SERVING
         engines[0].gate.clear()
         stream = await open_stream(channel)
         await stream.send(submit(1, [1, 2], 5))
-        assert (await watch.read()).status == NOT_SERVING
+        end = await stream.end_of(1)
+        assert end.finish is not None and end.finish.reason == engine_pb2.FINISH_REASON_UNAVAILABLE
+        assert end.finish.usage.prompt_tokens == 2
         assert await left == 1
-        engines[0].gate.set()
-    last = capfd.readouterr().err.splitlines()[-1]
-    assert last.startswith("glm worker: error: the engine is stuck: a step has not ended for 0.2")
+        await asyncio.wait([task])
+    assert report in capfd.readouterr().err
+    assert engines[0].aborted is not None and engines[0].aborted.startswith(report)
