@@ -1,0 +1,39 @@
+"""Requests of all kinds beside each other, a third of them aborted: each ends once, and pages and slots come back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from engine_worker.models import build_model
+from engine_worker.runtime.abi import Engine
+from engine_worker.scheduler.request import Reason
+from tests.golden.cases import CASES, Case
+from tests.golden.mixed_requests import LIMITS, Run, engine_options, make_requests, run_mixed
+
+COUNT = 60
+CASES_HERE = [case for case in CASES if case.name in ("f32_glm47", "fp8_channel_bf16")]
+
+
+@pytest.mark.parametrize("case", CASES_HERE, ids=lambda case: case.name)
+def test_nothing_is_left_behind(case: Case) -> None:
+    model = build_model(case.directory)
+    vocab = model.config.vocab_size
+    with Engine.create(engine_options(model)) as engine:
+        run = run_mixed(engine, vocab, COUNT)
+        requests = make_requests(COUNT, vocab)
+        alone = []
+        for request in requests[:20]:
+            alone.append(Run(engine, [request], limits=replace(LIMITS, prefix_cache=False)))
+            alone[-1].go()
+    assert set(run.finishes) == {request.key for request in requests}
+    assert {finish.reason for finish in run.finishes.values()} == {Reason.LENGTH, Reason.ABORTED}
+    assert run.scheduler.totals.preemptions > 0
+    assert run.scheduler.totals.cached_prompt_tokens > 0
+    assert run.scheduler.allocator.num_free + run.scheduler.allocator.num_cached == LIMITS.num_pages
+    for request, single in zip(requests, alone, strict=False):
+        tokens = run.tokens[request.key]
+        assert tokens == single.tokens[request.key][: len(tokens)], f"{request.key} said something else in the crowd"
+        if run.finishes[request.key].reason is Reason.LENGTH:
+            assert len(tokens) == request.max_tokens
