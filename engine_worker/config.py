@@ -32,6 +32,11 @@ class WorkerConfig(ListenSettings, TelemetrySettings):
     model_config = SettingsConfigDict(env_prefix="GLM_WORKER_")
 
     model: Path = Field(description="Directory of the checkpoint.")
+    weights: Literal["checkpoint", "synthetic"] = Field(
+        "checkpoint",
+        description="synthetic: made up, to try and measure shapes; of the model only config.json is read.",
+    )
+    synthetic_seed: int = Field(0, ge=0, le=2**63 - 1, description="Of synthetic weights.")
     listen: str = Field("127.0.0.1:50061", pattern=r"^.+:\d{1,5}$", description="HOST:PORT; port 0 takes any free one.")
     ready_file: Path | None = Field(
         None, description="Written with the bound address and the process id once it is listening."

@@ -42,7 +42,8 @@ def load(config: WorkerConfig, progress: Progress) -> Loaded:
     """
     device = choose_device(config.device, config.gpu)
     log.info("device", kernels=device.table, reason=device.reason)
-    model = build_model(config.model, config.kv_dtype, config.parallelism)
+    seed = config.synthetic_seed if config.weights == "synthetic" else None
+    model = build_model(config.model, config.kv_dtype, config.parallelism, seed)
     sizes = plan_sizes(
         config,
         model.config.max_position_embeddings,
@@ -52,6 +53,7 @@ def load(config: WorkerConfig, progress: Progress) -> Loaded:
     log.info(
         "loading",
         model=str(config.model),
+        weights=config.weights,
         revision=model.revision,
         max_context=sizes.max_context,
         kv_pages=sizes.num_pages,

@@ -106,11 +106,14 @@ def _request(number: int, prompt: Sequence[int], max_tokens: int) -> Request:
 
 
 @contextmanager
-def loaded(model_dir: Path) -> Iterator[tuple[Bench, float]]:
-    """The bench and the seconds from the checkpoint's directory to an engine that can step."""
+def loaded(model_dir: Path, synthetic_seed: int | None = None) -> Iterator[tuple[Bench, float]]:
+    """The bench and the seconds from the checkpoint's directory to an engine that can step.
+
+    With `synthetic_seed` the weights are made up.
+    """
     config = WorkerConfig(model=model_dir, max_running=16, step_tokens=512, max_context=2048)
     start = time.perf_counter()
-    model = build_model(config.model, config.kv_dtype)
+    model = build_model(config.model, config.kv_dtype, synthetic_seed=synthetic_seed)
     sizes = plan_sizes(config, model.config.max_position_embeddings, model.mixed.kv)
     with Engine.create(engine_options(config, model, sizes)) as engine:
         yield Bench(config, model, engine), time.perf_counter() - start
