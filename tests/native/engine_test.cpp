@@ -31,17 +31,25 @@ constexpr int32_t kContext = 64;
 constexpr int32_t kPages = kSlots * kContext / GLM_PAGE_SIZE;
 constexpr uint64_t kWeightBytes = uint64_t{kVocab} * kHidden;
 
-std::string plan(const std::string& name) {
+// Of a rank that has its part of the head.
+std::string plan(const std::string& name, int32_t rank = 0, int32_t num_ranks = 1) {
+  const int32_t first = kVocab / num_ranks * rank;
+  const std::string rows = std::to_string(kVocab / num_ranks);
+  const std::string range = std::to_string(first) + ":" + std::to_string(first + kVocab / num_ranks);
   return "glmplan 1\nname " + name +
          "\nact f32\nvocab 4096\nkv layers=2 kv_heads=1 head_dim=16 dtype=bf16\n"
          "rope r rotary_dim=8 theta=10000\n"
-         "buffer x f32 T 1024\nbuffer q fp8 T 1024\nbuffer qs f32 T 1\nbuffer logits f32 S 4096\n"
-         "matrix table f32 4096 1024\npart tensor=table rows=0:4096 cols=0:1024\n"
-         "matrix head fp8_channel 4096 1024\npart tensor=head rows=0:4096 cols=0:1024 scale=head.scale\n"
-         "op embed embed table=table out=x\n"
+         "buffer x f32 T 1024\nbuffer q fp8 T 1024\nbuffer qs f32 T 1\nbuffer logits f32 S " +
+         rows +
+         "\nmatrix table f32 4096 1024\npart tensor=table rows=0:4096 cols=0:1024\n"
+         "matrix head fp8_channel " +
+         rows + " 1024\npart tensor=head rows=" + range +
+         " cols=0:1024 scale=head.scale\n"
+         "op embed embed table=table out=x\n" +
+         (num_ranks > 1 ? "op all_reduce reduce x=x\n" : "") +
          "op quantize quantize x=x q=q scale=qs\n"
          "op linear head x=q x_scale=qs w=head out=logits" +
-         (name == "mixed" ? std::string(" rows=S") : std::string()) + "\nop sample sample logits=logits\n";
+         (name == "mixed" ? " rows=S" : "") + "\nop sample sample logits=logits first=" + std::to_string(first) + "\n";
 }
 
 struct Checkpoint {
@@ -64,15 +72,17 @@ struct Fixture {
   std::string decode = plan("decode");
   const Checkpoint& checkpoint;
   std::atomic<uint64_t> reported = 0;
-  glm_rank_options ranks[1] = {};
+  int32_t num_ranks = 1;  // more: plans of their own
+  std::vector<std::string> plans = {};
+  std::vector<glm_rank_options> ranks = {};
 
   glm_engine_options options() {
     glm_engine_options out{};
     out.kernels_path = kernels.c_str();
     out.num_threads = 3;
-    ranks[0] = {.device_ordinal = 0, .mixed_plan = mixed.c_str(), .decode_plan = decode.c_str()};
-    out.ranks = ranks;
-    out.num_ranks = 1;
+    make_ranks();
+    out.ranks = ranks.data();
+    out.num_ranks = num_ranks;
     out.tensors = checkpoint.sources.data();
     out.num_tensors = static_cast<int32_t>(checkpoint.sources.size());
     out.max_rows = 32;
@@ -83,6 +93,16 @@ struct Fixture {
     out.progress = [](void* context, uint64_t done, uint64_t) { static_cast<Fixture*>(context)->reported = done; };
     out.progress_context = this;
     return out;
+  }
+
+  void make_ranks() {
+    plans = {mixed, decode};
+    for (int32_t rank = 0; num_ranks > 1 && rank < num_ranks; ++rank) {
+      if (rank == 0) plans.clear();
+      for (const char* name : {"mixed", "decode"}) plans.push_back(plan(name, rank, num_ranks));
+    }
+    ranks.clear();
+    for (size_t i = 0; i < plans.size(); i += 2) ranks.push_back({0, plans[i].c_str(), plans[i + 1].c_str()});
   }
 
   glm_engine* create() {
@@ -148,11 +168,15 @@ void collect(glm_engine* engine, int32_t position) {
 // Two steps in flight, slots changing hands between them, and a second thread asking for information all along.
 void test_pipeline(Fixture& fixture) {
   glm_engine* engine = fixture.create();
-  EXPECT(fixture.reported == kWeightBytes * 5);
+  EXPECT(fixture.reported == kWeightBytes * (4 * fixture.num_ranks + 1));
   std::atomic<bool> done = false;
   std::thread observer([&] {
     glm_engine_info info{};
-    while (!done) EXPECT(glm_engine_get_info(engine, &info, nullptr) == GLM_OK);
+    glm_engine_progress progress{};
+    while (!done) {
+      EXPECT(glm_engine_get_info(engine, &info, nullptr) == GLM_OK);
+      EXPECT(glm_engine_get_progress(engine, &progress, nullptr) == GLM_OK);
+    }
   });
   for (int32_t round = 0; round < 50; ++round) {
     bind_all(engine);
@@ -167,6 +191,48 @@ void test_pipeline(Fixture& fixture) {
   }
   done = true;
   observer.join();
+  glm_engine_destroy(engine);
+}
+
+// A rank that fails wakes those that wait for it, and its failure is the one that is told.
+void test_rank_failure(Fixture& fixture, void (*fail)(int32_t, int32_t, int32_t), void (*on_rank)(int32_t)) {
+  for (int32_t rank = 0; rank < fixture.num_ranks; ++rank) {
+    glm_engine* engine = fixture.create();
+    bind_all(engine);
+    on_rank(rank);
+    fail(GLM_OP_EMBED, 1, GLM_DEVICE_ERROR);
+    EXPECT(submit(engine, 0, 1) == GLM_OK);
+    collect(engine, 0);
+    EXPECT(submit(engine, 1, -1) == GLM_OK);
+    glm_step_result result{};
+    glm_error error{};
+    EXPECT(glm_engine_collect(engine, &result, &error) == GLM_DEVICE_ERROR);
+    EXPECT(std::string(error.message).starts_with("rank " + std::to_string(rank) + ": op embed embed"));
+    glm_engine_destroy(engine);
+  }
+}
+
+// From another thread, while the engine's caller waits.
+void test_abort(Fixture& fixture, void (*release)(), void (*hang)(int32_t), void (*wait_hanging)(int32_t),
+                void (*on_rank)(int32_t)) {
+  glm_engine* engine = fixture.create();
+  bind_all(engine);
+  on_rank(1);
+  hang(GLM_OP_QUANTIZE);
+  EXPECT(submit(engine, 0, 1) == GLM_OK);
+  std::thread watchdog([&] {
+    wait_hanging(1);
+    glm_engine_progress progress{};
+    EXPECT(glm_engine_get_progress(engine, &progress, nullptr) == GLM_OK);
+    EXPECT(std::string(progress.where).find("rank 1 in op quantize quantize of step 0") != std::string::npos);
+    EXPECT(glm_engine_abort(engine, "given up", nullptr) == GLM_OK);
+  });
+  glm_step_result result{};
+  glm_error error{};
+  EXPECT(glm_engine_collect(engine, &result, &error) == GLM_DEVICE_ERROR);
+  EXPECT(std::string(error.message) == "given up");
+  watchdog.join();
+  release();
   glm_engine_destroy(engine);
 }
 
@@ -224,6 +290,13 @@ void test_failed_creation(const Checkpoint& checkpoint, const std::string& kerne
   expect_refused(nan, GLM_BAD_CHECKPOINT);
 }
 
+template <class Function>
+Function* find(void* table, const char* name) {
+  auto* found = reinterpret_cast<Function*>(dlsym(table, name));
+  EXPECT(found != nullptr);
+  return found;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -231,14 +304,24 @@ int main(int argc, char** argv) {
   const std::string kernels = argv[1];
   void* table = dlopen(argv[1], RTLD_NOW);
   EXPECT(table != nullptr);
-  const auto fail = reinterpret_cast<void (*)(int32_t, int32_t, int32_t)>(dlsym(table, "glm_fault_fail"));
-  EXPECT(fail != nullptr);
+  const auto fail = find<void(int32_t, int32_t, int32_t)>(table, "glm_fault_fail");
+  const auto reset = find<void()>(table, "glm_fault_reset");
+  const auto release = find<void()>(table, "glm_fault_release");
+  const auto on_rank = find<void(int32_t)>(table, "glm_fault_on_rank");
+  const auto hang = find<void(int32_t)>(table, "glm_fault_hang");
+  const auto wait_hanging = find<void(int32_t)>(table, "glm_fault_wait_hanging");
 
   const Checkpoint checkpoint("engine_test.bin");
   Fixture fixture{.kernels = kernels, .checkpoint = checkpoint};
   test_pipeline(fixture);
   test_destroy_with_steps_in_flight(fixture);
   test_failure_is_final(fixture, fail);
+  reset();
+  Fixture ranks{.kernels = kernels, .checkpoint = checkpoint, .num_ranks = 4};
+  test_pipeline(ranks);
+  test_destroy_with_steps_in_flight(ranks);
+  test_rank_failure(ranks, fail, on_rank);
+  test_abort(ranks, release, hang, wait_hanging, on_rank);
   test_failed_creation(checkpoint, kernels);
   dlclose(table);
   std::puts("engine test passed");

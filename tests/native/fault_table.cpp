@@ -45,6 +45,13 @@ std::atomic<size_t> workspace_wanted = 0;
 std::atomic<size_t> workspace_given = 0;
 glm_kernels table;
 
+void release() {
+  for (OpState& state : states) {
+    state.hangs = false;
+    state.hangs.notify_all();
+  }
+}
+
 void hang(OpState& state) {
   ++hanging;
   hanging.notify_all();
@@ -209,9 +216,8 @@ GLM_EXPORT void glm_fault_reset() {
     state.calls = 0;
     state.rows = -1;
     state.fail_in = -1;
-    state.hangs = false;
-    state.hangs.notify_all();
   }
+  release();
   faulty_rank = kEveryRank;
   open_status = GLM_OK;
   spoken_version = GLM_KERNELS_VERSION;
@@ -229,9 +235,12 @@ GLM_EXPORT void glm_fault_fail(int32_t op, int32_t calls, int32_t status) {
 GLM_EXPORT void glm_fault_on_rank(int32_t rank) {
   faulty_rank = rank;
 }
-// Calls of `op` do not return until the next reset.
+// Calls of `op` do not return until a release or reset.
 GLM_EXPORT void glm_fault_hang(int32_t op) {
   states[op].hangs = true;
+}
+GLM_EXPORT void glm_fault_release() {
+  release();
 }
 // Until `calls` of them hang.
 GLM_EXPORT void glm_fault_wait_hanging(int32_t calls) {

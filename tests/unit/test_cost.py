@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from engine_worker.models import build_model
+from engine_worker.models import Parallelism, build_model
 from engine_worker.plan.cost import OpCost, expected_experts, floor_seconds, merge_layers, step_cost, total
 from engine_worker.plan.record import Plan
 from tests.unit.checkpoint_files import CHANNEL_QUANTIZATION, tiny_config, tiny_tensors, write_checkpoint
@@ -125,3 +127,33 @@ def test_rows_must_fit_the_sequences(
 def test_empty_step_costs_no_rows(plans: dict[str, Plan]) -> None:
     costs = step_cost(plans["mixed"], 0, 0, [])
     assert total(costs).flops == total(costs).kv_bytes == 0
+
+
+@pytest.mark.parametrize(("tp", "ep"), [(2, 1), (2, 2), (4, 2)])
+def test_ranks_together_do_the_work_of_one(tmp_path: Path, tp: int, ep: int) -> None:
+    """Products and cached keys are shared out; only a KV head that several ranks read is read by each of them."""
+    config = tiny_config(num_attention_heads=4, num_key_value_heads=2)
+    write_checkpoint(tmp_path, config, tiny_tensors(config))
+    one = total(step_cost(build_model(tmp_path).decode, 6, 6, [20] * 6))
+    ranks = [
+        total(step_cost(rank.decode, 6, 6, [20] * 6))
+        for rank in build_model(tmp_path, "auto", Parallelism(tp, ep)).ranks
+    ]
+    copies = max(1, tp // 2)  # of a KV head
+    routers = 2 * 6 * EXPERTS * HIDDEN  # every rank routes
+    kv = 2 * 6 * HIDDEN * 2 * 2 * 2 * HEAD_DIM  # of two layers: K and V of two heads
+    repeated = (tp - 1) * routers + (copies - 1) * kv
+    assert sum(rank.flops for rank in ranks) == pytest.approx(one.flops + repeated)
+    assert sum(rank.kv_bytes for rank in ranks) == one.kv_bytes * copies
+
+
+def test_a_rank_touches_its_experts_as_often_as_the_whole_does() -> None:
+    assert expected_experts(160, 8, 64, 20) == expected_experts(160, 8, 64) / 8
+
+
+def test_an_exchange_reads_and_writes_its_sums(tmp_path: Path) -> None:
+    config = tiny_config(dtype="bfloat16", num_attention_heads=4, num_key_value_heads=2)
+    write_checkpoint(tmp_path, config, tiny_tensors(config))
+    rank = build_model(tmp_path, "auto", Parallelism(2, 2)).ranks[1]
+    cost = by_label(step_cost(rank.decode, 5, 5, [7] * 5))["layers.1.mlp.reduce"]
+    assert cost.total_bytes == cost.activation_bytes == 5 * 2 * HIDDEN * 2
