@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 class Service:
     """`python -m MODULE ARGS`. Started again it takes the address that it had."""
 
-    def __init__(self, module: str, directory: Path, *args: str) -> None:
+    def __init__(self, module: str, directory: Path, *args: str, environment: Mapping[str, str] | None = None) -> None:
         self.module = module
+        self._environment = {**os.environ, **(environment or {})}
         self.address = ANY_PORT
         self._args = args
         self._ready = directory / "ready.json"
@@ -41,7 +43,9 @@ class Service:
         self._ready.unlink(missing_ok=True)
         command = [sys.executable, "-m", self.module, "--listen", self.address, "--ready-file", str(self._ready)]
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen([*command, *self._args], stdin=subprocess.DEVNULL, stderr=log)
+            self._process = subprocess.Popen(
+                [*command, *self._args], stdin=subprocess.DEVNULL, stderr=log, env=self._environment
+            )
         while not self._ready.exists():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 raise AssertionError(f"{self.module} ended with {self.process.wait(0.02)}: {self._log.read_text()}")
@@ -59,6 +63,11 @@ class Service:
         """SIGTERM, and its exit code."""
         self.process.terminate()
         return self.process.wait()
+
+    @property
+    def last_words(self) -> str:
+        """The last line on stderr."""
+        return self._log.read_text().splitlines()[-1]
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """Its log lines of this event, oldest first."""

@@ -213,12 +213,12 @@ void test_rank_failure(Fixture& fixture, void (*fail)(int32_t, int32_t, int32_t)
 }
 
 // From another thread, while the engine's caller waits.
-void test_abort(Fixture& fixture, void (*release)(), void (*hang)(int32_t), void (*wait_hanging)(int32_t),
+void test_abort(Fixture& fixture, void (*release)(), void (*hang)(int32_t, int32_t), void (*wait_hanging)(int32_t),
                 void (*on_rank)(int32_t)) {
   glm_engine* engine = fixture.create();
   bind_all(engine);
   on_rank(1);
-  hang(GLM_OP_QUANTIZE);
+  hang(GLM_OP_QUANTIZE, 0);
   EXPECT(submit(engine, 0, 1) == GLM_OK);
   std::thread watchdog([&] {
     wait_hanging(1);
@@ -308,7 +308,7 @@ int main(int argc, char** argv) {
   const auto reset = find<void()>(table, "glm_fault_reset");
   const auto release = find<void()>(table, "glm_fault_release");
   const auto on_rank = find<void(int32_t)>(table, "glm_fault_on_rank");
-  const auto hang = find<void(int32_t)>(table, "glm_fault_hang");
+  const auto hang = find<void(int32_t, int32_t)>(table, "glm_fault_hang");
   const auto wait_hanging = find<void(int32_t)>(table, "glm_fault_wait_hanging");
 
   const Checkpoint checkpoint("engine_test.bin");

@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "cpu/memory.h"
@@ -32,12 +33,13 @@ struct OpState {
   std::atomic<int32_t> rows = -1;     // of the newest call
   std::atomic<int32_t> fail_in = -1;  // calls until one fails; -1: never
   std::atomic<glm_status> status = GLM_OK;
-  std::atomic<bool> hangs = false;
+  std::atomic<int32_t> hang_in = -1;  // calls until one hangs; -1: never
 };
 
 std::array<OpState, GLM_OP_COUNT> states;
 std::atomic<int32_t> faulty_rank = kEveryRank;
-std::atomic<int32_t> hanging = 0;  // calls that hang now
+std::atomic<int32_t> hanging = 0;    // calls that hang now
+std::atomic<uint32_t> releases = 0;  // of calls that hang
 std::atomic<int32_t> open_devices = 0;
 std::atomic<glm_status> open_status = GLM_OK;
 std::atomic<uint32_t> spoken_version = GLM_KERNELS_VERSION;
@@ -46,16 +48,15 @@ std::atomic<size_t> workspace_given = 0;
 glm_kernels table;
 
 void release() {
-  for (OpState& state : states) {
-    state.hangs = false;
-    state.hangs.notify_all();
-  }
+  ++releases;
+  releases.notify_all();
 }
 
-void hang(OpState& state) {
+void hang() {
+  const uint32_t seen = releases;
   ++hanging;
   hanging.notify_all();
-  state.hangs.wait(true);
+  releases.wait(seen);
   --hanging;
   hanging.notify_all();
 }
@@ -65,7 +66,7 @@ glm_status record(const glm_device* device, glm_op op, int32_t rows) {
   ++state.calls;
   state.rows = rows;
   if (faulty_rank != kEveryRank && faulty_rank != device->rank) return GLM_OK;
-  if (state.hangs) hang(state);
+  if (state.hang_in >= 0 && state.hang_in-- == 0) hang();
   if (state.fail_in < 0) return GLM_OK;
   return state.fail_in-- == 0 ? state.status.load() : GLM_OK;
 }
@@ -216,6 +217,7 @@ GLM_EXPORT void glm_fault_reset() {
     state.calls = 0;
     state.rows = -1;
     state.fail_in = -1;
+    state.hang_in = -1;
   }
   release();
   faulty_rank = kEveryRank;
@@ -235,9 +237,9 @@ GLM_EXPORT void glm_fault_fail(int32_t op, int32_t calls, int32_t status) {
 GLM_EXPORT void glm_fault_on_rank(int32_t rank) {
   faulty_rank = rank;
 }
-// Calls of `op` do not return until a release or reset.
-GLM_EXPORT void glm_fault_hang(int32_t op) {
-  states[op].hangs = true;
+// The call of `op` after `calls` more does not return until a release or reset.
+GLM_EXPORT void glm_fault_hang(int32_t op, int32_t calls) {
+  states[op].hang_in = calls;
 }
 GLM_EXPORT void glm_fault_release() {
   release();
@@ -277,5 +279,26 @@ GLM_EXPORT int32_t glm_fault_open_devices() {
 }
 
 namespace {
-const bool initialised = (glm_fault_reset(), true);
+
+// For a process that nobody calls into: GLM_FAULT="hang OP RANK CALLS" or "fail OP RANK CALLS", in numbers.
+bool initialise() {
+  glm_fault_reset();
+  const char* fault = std::getenv("GLM_FAULT");
+  if (fault == nullptr) return true;
+  char what[5] = "";
+  int32_t op = 0;
+  int32_t rank = 0;
+  int32_t calls = 0;
+  if (std::sscanf(fault, "%4s %d %d %d", what, &op, &rank, &calls) != 4) std::abort();
+  faulty_rank = rank;
+  if (std::strcmp(what, "hang") == 0) {
+    glm_fault_hang(op, calls);
+  } else {
+    glm_fault_fail(op, calls, GLM_DEVICE_ERROR);
+  }
+  return true;
 }
+
+const bool initialised = initialise();
+
+}  // namespace

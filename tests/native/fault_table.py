@@ -40,9 +40,9 @@ class FaultTable:
         """Failures and hangs are this rank's only."""
         self._dll.glm_fault_on_rank(rank)
 
-    def hang(self, op: Op) -> None:
-        """Calls of `op` do not return until `reset`."""
-        self._dll.glm_fault_hang(int(op))
+    def hang(self, op: Op, after_calls: int = 0) -> None:
+        """A call of `op` does not return until `reset`."""
+        self._dll.glm_fault_hang(int(op), after_calls)
 
     def wait_hanging(self, calls: int) -> None:
         """Until so many calls hang."""
