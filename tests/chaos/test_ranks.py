@@ -43,6 +43,7 @@ def faulty_worker(tmp_path: Path, fault: str) -> Service:
             r"no rank has ended an operation for 1 s .*: rank 2 in op linear \S+ of step \d+; rank 0 in op",
         ),
     ],
+    ids=["fails", "fails in an exchange", "hangs"],
 )
 async def test_the_worker_ends_with_a_report(tmp_path: Path, what: str, op: Op, report: str) -> None:
     worker = faulty_worker(tmp_path, f"{what} {op.value} 2 400")
