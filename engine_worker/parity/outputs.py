@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -62,21 +62,26 @@ def read_buffer(engine: Engine, buffer: Buffer, rows: int, samples: int) -> NDAr
     return engine.read_buffer(buffer.name, shape, _DTYPES[buffer.dtype])
 
 
-def compare(op: Op, ours: Values, theirs: Values, rows: Sequence[int] | None) -> list[Difference]:
-    """One entry an output. `rows`: those that the op writes, if it is not all of them."""
-    buffers = written(op)
-    chosen = slice(None) if rows is None else np.array(rows, np.int64)
-    ours, theirs = ({key: value[chosen] for key, value in values.items()} for values in (ours, theirs))
+def compare(op: Op, ours: Values, theirs: Values, rows: Mapping[str, Sequence[int]]) -> list[Difference]:
+    """One entry an output. `rows`: those that the op writes, of outputs of which it does not write all."""
     found = []
-    for key, buffer in buffers.items():
+    for key, buffer in written(op).items():
+        chosen = np.array(rows.get(key, range(len(ours[key]))), np.int64)
+        a, b = ({name: value[chosen] for name, value in _with_companions(key, values)} for values in (ours, theirs))
         if key in _EXACT:
-            errors = _unequal(op, key, ours, theirs)
+            errors = _unequal(op, key, a, b)
         else:
-            errors = _relative(*(_numbers(buffer, key, values) for values in (ours, theirs)))
+            errors = _relative(_numbers(buffer, key, a), _numbers(buffer, key, b))
         if len(errors):
             worst = int(np.argmax(errors))
-            found.append(Difference(key, buffer.name, worst if rows is None else rows[worst], float(errors[worst])))
+            found.append(Difference(key, buffer.name, int(chosen[worst]), float(errors[worst])))
     return found
+
+
+def _with_companions(key: str, values: Values) -> list[tuple[str, NDArray[Any]]]:
+    """An output, and the others that say what its numbers mean."""
+    companions = {"q": ("q", "scale"), "ids": ("ids", "weights")}
+    return [(name, values[name]) for name in companions.get(key, (key,))]
 
 
 def _unequal(op: Op, key: str, ours: Values, theirs: Values) -> NDArray[np.float64]:

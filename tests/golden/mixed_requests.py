@@ -22,7 +22,7 @@ from engine_worker.scheduler.limits import Limits
 from engine_worker.scheduler.request import Finish, Outputs, Reason, Request, RequestKey, StepPlan
 from engine_worker.scheduler.scheduler import Scheduler
 from tests.golden.cases import CASES
-from tests.golden.session import MAX_CONTEXT, TABLE
+from tests.golden.table import MAX_CONTEXT, TABLE
 
 RUNNING = 12
 # Too few for what runs at once, so that requests are preempted.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,10 +16,8 @@ from engine_worker.models.layout import ONE_RANK, Parallelism
 from engine_worker.runtime.abi import Engine, kernel_table_path
 from engine_worker.runtime.c_types import PAGE_SIZE
 from engine_worker.runtime.records import EngineOptions, Sampling, StepBatch
+from tests.golden.table import MAX_CONTEXT, TABLE
 
-# The kernel table under test: GLM_TEST_TABLE=cuda where there is a GPU.
-TABLE = os.environ.get("GLM_TEST_TABLE", "cpu")
-MAX_CONTEXT = 64
 SLOTS = 2
 PAGES_A_SLOT = MAX_CONTEXT // PAGE_SIZE
 

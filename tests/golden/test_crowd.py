@@ -14,7 +14,8 @@ from engine_worker.runtime.abi import Engine, kernel_table_path
 from engine_worker.runtime.c_types import PAGE_SIZE
 from engine_worker.runtime.records import EngineOptions, Sampling, StepBatch
 from tests.golden.cases import CASES, Case
-from tests.golden.session import MAX_CONTEXT, TABLE, Tokens
+from tests.golden.session import Tokens
+from tests.golden.table import MAX_CONTEXT, TABLE
 
 CROWD = 33
 PAGES_A_SLOT = MAX_CONTEXT // PAGE_SIZE

@@ -18,7 +18,8 @@ from engine_worker.models.layout import ONE_RANK, Parallelism
 from engine_worker.runtime.records import Sampling
 from tests.golden.cases import CASES
 from tests.golden.dequantized import dequantize
-from tests.golden.session import TABLE, Logits, Piece, Session, Tokens, open_session, relative_error
+from tests.golden.session import Logits, Piece, Session, Tokens, open_session, relative_error
+from tests.golden.table import TABLE
 
 pytestmark = pytest.mark.skipif(TABLE != "cpu", reason="several ranks run on the cpu table")
 

@@ -23,7 +23,7 @@ from engine_worker.plan.record import TOKENS, Buffer, Op
 from engine_worker.runtime.abi import Engine, kernel_table_path
 from engine_worker.runtime.records import Synthetic
 from tests.golden.cases import CASES, Case
-from tests.golden.session import TABLE
+from tests.golden.table import TABLE
 from tests.kernels.isa import restore_widest, set_isa
 from tests.native.test_synthetic import config_directory
 
@@ -103,9 +103,9 @@ def test_an_op_alone() -> None:
     scores = np.array([[0.5, 0.5], [0.7, 0.3]], np.float32)
     ours = {"ids": np.array([[1, 2], [3, 4]], np.int32), "weights": scores}
     swapped = {"ids": np.array([[2, 1], [3, 4]], np.int32), "weights": scores}
-    assert [found.error for found in compare(op, ours, swapped, None)] == [0, 0]
+    assert [found.error for found in compare(op, ours, swapped, {})] == [0, 0]
     other = {"ids": np.array([[1, 2], [3, 5]], np.int32), "weights": np.array([[0.5, 0.5], [0.7, 0.2]], np.float32)}
-    first = compare(op, ours, other, None)[0]
+    first = compare(op, ours, other, {})[0]
     assert (first.row, first.error) == (1, np.inf)
     broken = {**ours, "weights": np.array([[0.5, np.nan], [0.7, 0.3]], np.float32)}
-    assert compare(op, broken, ours, None)[1].error == np.inf
+    assert compare(op, broken, ours, {})[1].error == np.inf
