@@ -39,12 +39,9 @@ class Case:
 
 
 CASES = (
-    Case("decode batch 1", "bf16", StepShape(1, CONTEXT)),
-    Case("decode batch 16", "bf16", StepShape(16, CONTEXT)),
-    Case("decode batch 64", "bf16", StepShape(64, CONTEXT)),
-    Case("prefill 4096", "bf16", StepShape(1, 4096, 4096, decode=False)),
-    Case("decode batch 64, FP8 KV", "fp8", StepShape(64, CONTEXT)),
-    Case("decode batch 256, FP8 KV", "fp8", StepShape(256, CONTEXT)),
+    *(Case(f"decode batch {batch}", "bf16", StepShape(batch, CONTEXT)) for batch in (1, 4, 16, 32, 64)),
+    *(Case(f"prefill {tokens}", "bf16", StepShape(1, tokens, tokens, decode=False)) for tokens in (1024, 4096)),
+    *(Case(f"decode batch {batch}, FP8 KV", "fp8", StepShape(batch, CONTEXT)) for batch in (64, 128, 256)),
 )
 
 

@@ -36,7 +36,7 @@ def expected(x: Array, groups: int) -> tuple[Array, Array]:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 5, 17, 64, 65])
-@pytest.mark.parametrize("cols", [1, 7, 128, 129, 170, 576, 684])
+@pytest.mark.parametrize("cols", [1, 7, 128, 129, 170, 576, 684, 12288])
 def test_by_row_and_by_group(device: Device, rng: np.random.Generator, act: Dtype, rows: int, cols: int) -> None:
     x = (rng.standard_normal((rows, cols)) * np.exp(rng.uniform(-9, 9, (rows, 1)))).astype(act)
     for groups in {1, blocks(cols)}:
