@@ -33,7 +33,7 @@ class RankPlans:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """`tensors` are those that any rank's plans name; `revision` tells one checkpoint from another."""
+    """`tensors` are those that any rank's plans name; equal `revision`s give equal numbers (on one kernel table)."""
 
     config: ModelConfig
     ranks: tuple[RankPlans, ...]
@@ -59,7 +59,7 @@ def build_model(
     """Read config, index and shard headers of `directory` and record each rank's plans; no weight is read.
 
     With `synthetic_seed` the weights are made up and config.json is all that is read. `revision` is the SHA-256 of
-    config.json, the index and the shards' headers. Raises CheckpointError (broken or
+    config.json, the index, the shards' headers, the cache's dtype and the layout. Raises CheckpointError (broken or
     incomplete checkpoint), UnsupportedError (a model or format that is not implemented), ConfigError (`kv_dtype` or
     `parallelism`).
     """
@@ -79,11 +79,12 @@ def build_model(
     weights = declare_weights(manifest, config)
     tensors = manifest.close()
     cache_dtype: KvDtype = config.activation_dtype if kv_dtype == "auto" else kv_dtype
+    numerics = f"kv={cache_dtype} tp={layouts[0].tp} ep={layouts[0].ep}"
     return Model(
         config=config,
         ranks=tuple(record_rank(config, weights, cache_dtype, layout) for layout in layouts),
         tensors=tensors,
-        revision=hashlib.sha256(config_bytes + origin.encode()).hexdigest(),
+        revision=hashlib.sha256(config_bytes + f"{origin} {numerics}".encode()).hexdigest(),
     )
 
 

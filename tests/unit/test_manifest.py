@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine_worker.errors import CheckpointError, ConfigError, UnsupportedError, WorkerError
-from engine_worker.models import Model, build_model
+from engine_worker.models import Model, Parallelism, build_model
 from engine_worker.weights.records import Experts, Matrix, WeightFormat
 from tests.unit.checkpoint_files import (
     CHANNEL_QUANTIZATION,
@@ -233,6 +233,16 @@ def test_revision_follows_config_and_headers(tmp_path: Path) -> None:
     }
     assert len(revisions) == 3
     assert build_model(tmp_path / "a").revision in revisions
+    assert build_model(tmp_path / "a", "f32").revision in revisions
+
+
+def test_revision_tells_layouts_and_caches_apart(tmp_path: Path) -> None:
+    config = tiny_config(num_attention_heads=4, num_key_value_heads=4)
+    write_checkpoint(tmp_path, config, tiny_tensors(config))
+    made = [("auto", 1, None), ("fp8", 1, None), ("auto", 2, 1), ("auto", 2, 2), ("auto", 4, 2)]
+    revisions = {build_model(tmp_path, kv_dtype, Parallelism(tp, ep)).revision for kv_dtype, tp, ep in made}  # type: ignore[arg-type]
+    assert len(revisions) == len(made)
+    assert build_model(tmp_path, "auto", Parallelism(2)).revision in revisions  # ep is the most that suits
 
 
 def test_unknown_cache_dtype(tmp_path: Path) -> None:
