@@ -10,17 +10,20 @@ import pytest
 
 from engine_worker.loading import rank_options
 from engine_worker.models import build_model
+from engine_worker.models.layout import ONE_RANK, Parallelism
 from engine_worker.runtime.abi import Engine, kernel_table_path
 from engine_worker.runtime.c_types import PAGE_SIZE
 from engine_worker.runtime.records import EngineOptions, Sampling, StepBatch
-from tests.golden.cases import CASES, Case
+from tests.golden.cases import CASES
 from tests.golden.session import Tokens
 from tests.golden.table import MAX_CONTEXT, TABLE
 
 CROWD = 33
 PAGES_A_SLOT = MAX_CONTEXT // PAGE_SIZE
 NONE = np.empty(0, np.int32)
-CASES_HERE = [case for case in CASES if case.name in ("f32_glm47", "fp8_channel_bf16", "fp8_channel_odd_sizes")]
+BY_NAME = {case.name: case for case in CASES}
+ALONE = ["f32_glm47", "fp8_channel_bf16", "fp8_channel_odd_sizes"]
+ON_RANKS = [("fp8_channel_8_kv_heads", 4, 2), ("bf16_3_kv_heads", 3, 3)]
 
 
 @dataclass
@@ -84,11 +87,21 @@ def run(engine: Engine, requests: Sequence[Running]) -> list[list[int]]:
     return [request.tokens for request in requests]
 
 
-@pytest.mark.parametrize("case", CASES_HERE, ids=lambda case: case.name)
-def test_tokens_do_not_depend_on_company(case: Case) -> None:
-    directory = case.directory
+@pytest.mark.parametrize("name", ALONE)
+def test_tokens_do_not_depend_on_company(name: str) -> None:
+    check(name, ONE_RANK)
+
+
+@pytest.mark.skipif(TABLE != "cpu", reason="several ranks run on the cpu table")
+@pytest.mark.parametrize(("name", "tp", "ep"), ON_RANKS)
+def test_tokens_do_not_depend_on_company_on_ranks(name: str, tp: int, ep: int) -> None:
+    check(name, Parallelism(tp, ep))
+
+
+def check(name: str, parallelism: Parallelism) -> None:
+    directory = BY_NAME[name].directory
     tokens: Tokens = np.load(directory / "expected.npz")["token_ids"]
-    model = build_model(directory, "auto")
+    model = build_model(directory, "auto", parallelism)
     options = EngineOptions(
         kernels_path=kernel_table_path(TABLE),
         ranks=rank_options(model),
