@@ -1,13 +1,14 @@
 """Many requests of all kinds, a third of them aborted, through scheduler and engine: nothing may be left behind.
 
-`GLM_TEST_TABLE=cuda python -m tests.golden.mixed_requests` runs 1,000 on each golden checkpoint, and says how much
-of the device's memory was lost.
+`GLM_TEST_TABLE=cuda python -m tests.golden.mixed_requests [NAME ...]` runs 1,000 on each golden checkpoint, or on those
+named, and says how much of the device's memory was lost.
 """
 
 from __future__ import annotations
 
 import ctypes
 import random
+import sys
 from array import array
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -152,6 +153,8 @@ def free_device_bytes() -> int:
 
 def main() -> None:
     for case in CASES:
+        if case.name not in (sys.argv[1:] or [case.name]):
+            continue
         model = build_model(case.directory)
         with Engine.create(engine_options(model)) as engine:
             run_mixed(engine, model.config.vocab_size, 20)
