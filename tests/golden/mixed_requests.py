@@ -125,7 +125,7 @@ def make_aborts(requests: list[Request], seed: int = 1) -> dict[RequestKey, int]
 def engine_options(model: Model) -> EngineOptions:
     return EngineOptions(
         kernels_path=kernel_table_path(TABLE),
-        ranks=[RankOptions(dump(model.mixed), dump(model.decode))],
+        ranks=[RankOptions(dump(rank.mixed), dump(rank.decode)) for rank in model.ranks],
         tensors=model.tensors,
         max_rows=LIMITS.max_step_tokens,
         max_samples=RUNNING,

@@ -7,18 +7,29 @@ from dataclasses import replace
 import pytest
 
 from engine_worker.models import build_model
+from engine_worker.models.layout import ONE_RANK, Parallelism
 from engine_worker.runtime.abi import Engine
 from engine_worker.scheduler.request import Reason
-from tests.golden.cases import CASES, Case
+from tests.golden.cases import CASES
 from tests.golden.mixed_requests import LIMITS, Run, engine_options, make_requests, run_mixed
+from tests.golden.table import TABLE
 
 COUNT = 60
-CASES_HERE = [case for case in CASES if case.name in ("f32_glm47", "fp8_channel_bf16")]
+BY_NAME = {case.name: case for case in CASES}
 
 
-@pytest.mark.parametrize("case", CASES_HERE, ids=lambda case: case.name)
-def test_nothing_is_left_behind(case: Case) -> None:
-    model = build_model(case.directory)
+@pytest.mark.parametrize("name", ["f32_glm47", "fp8_channel_bf16"])
+def test_nothing_is_left_behind(name: str) -> None:
+    check(name, ONE_RANK)
+
+
+@pytest.mark.skipif(TABLE != "cpu", reason="several ranks run on the cpu table")
+def test_nothing_is_left_behind_by_ranks() -> None:
+    check("fp8_channel_8_kv_heads", Parallelism(4, 2))
+
+
+def check(name: str, parallelism: Parallelism) -> None:
+    model = build_model(BY_NAME[name].directory, "auto", parallelism)
     vocab = model.config.vocab_size
     with Engine.create(engine_options(model)) as engine:
         run = run_mixed(engine, vocab, COUNT)
