@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
+#include <thread>
+
+#include "engine/load_progress.h"
 
 namespace glm {
 namespace {
@@ -31,8 +35,8 @@ bool ends_the_engine(const Failure& failure) {
 RankSet::RankSet(const glm_engine_options& options) : tensors_(tensors_of(options)) {
   const int32_t num_ranks = num_ranks_of(options);
   for (int32_t rank = 0; rank < num_ranks; ++rank) {
-    engines_.push_back(
-        std::make_unique<Engine>(options, rank, [this, rank](const Failure& failure) { note_failure(rank, failure); }));
+    engines_.push_back(std::make_unique<Engine>(
+        options, rank, [this, rank](const Failure& failure) { note_failure(static_cast<size_t>(rank), failure); }));
   }
   check_plans();
   if (num_ranks > 1) create_group();
@@ -69,21 +73,32 @@ void RankSet::each(Call call) {
   }
 }
 
-void RankSet::load(const glm_engine_options& options) {
-  // Ranks hold about as much each: what those to come will load is told as this one's.
-  uint64_t loaded = 0;
-  uint64_t ranks_left = engines_.size();
-  for (const auto& engine : engines_) {
-    uint64_t bytes = 0;
-    engine->load(options, tensors_, [&](uint64_t done, uint64_t total) {
-      bytes = total;
-      if (options.progress != nullptr) {
-        options.progress(options.progress_context, loaded + done, loaded + total * ranks_left);
+template <class Call>
+void RankSet::at_once(Call call) {
+  std::vector<std::exception_ptr> errors(engines_.size());
+  std::vector<std::jthread> threads;
+  for (size_t rank = 0; rank < engines_.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        call(*engines_[rank], rank);
+      } catch (const Failure& failure) {
+        errors[rank] = std::make_exception_ptr(of_rank(rank, failure));
+      } catch (...) {
+        errors[rank] = std::current_exception();
       }
     });
-    loaded += bytes;
-    --ranks_left;
   }
+  threads.clear();  // joins them
+  for (const std::exception_ptr& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+}
+
+void RankSet::load(const glm_engine_options& options) {
+  LoadProgress progress(options, engines_.size());
+  at_once([&](Engine& engine, size_t rank) {
+    engine.load(options, tensors_, [&](uint64_t done, uint64_t total) { progress.tell(rank, done, total); });
+  });
   int32_t num_pages = options.num_pages;
   for (const auto& engine : engines_) num_pages = std::min(num_pages, engine->fitting_pages(options.fit_pages != 0));
   for (const auto& engine : engines_) engine->start(options, num_pages);
@@ -99,13 +114,15 @@ void RankSet::stop() {
   for (const auto& engine : engines_) engine->stop();
 }
 
-void RankSet::note_failure(int32_t rank, const Failure& failure) {
+Failure RankSet::of_rank(size_t rank, const Failure& failure) const {
+  if (engines_.size() == 1) return failure;
+  return Failure(failure.status(), text("rank ", rank, ": ", failure.what()));
+}
+
+void RankSet::note_failure(size_t rank, const Failure& failure) {
   {
     const std::lock_guard lock(mutex_);
-    if (!failed_) {
-      const std::string who = engines_.size() > 1 ? text("rank ", rank, ": ") : std::string();
-      failed_.emplace(failure.status(), who + failure.what());
-    }
+    if (!failed_) failed_.emplace(of_rank(rank, failure));
   }
   group_.abort();
 }

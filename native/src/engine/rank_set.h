@@ -44,11 +44,16 @@ class RankSet {
   void create_group();
   void load(const glm_engine_options& options);
   void stop();
-  void note_failure(int32_t rank, const Failure& failure);
+  void note_failure(size_t rank, const Failure& failure);
+  // As it is told: with the rank, if there are several.
+  Failure of_rank(size_t rank, const Failure& failure) const;
   void throw_if_failed() const;
   // Calls `call(engine)` for each rank; a failure that ends the engine is told as the first one that happened.
   template <class Call>
   void each(Call call);
+  // The same on a thread for each rank, at once; then the lowest rank's failure is told.
+  template <class Call>
+  void at_once(Call call);
 
   TensorTable tensors_;
   mutable std::mutex mutex_;

@@ -63,6 +63,7 @@ TensorTable::TensorTable(std::span<const glm_tensor_source> sources) {
 }
 
 const MappedFile& TensorTable::shard(const std::string& path) {
+  const std::lock_guard lock(mutex_);
   auto& file = shards_[path];
   if (!file) file = std::make_unique<MappedFile>(path);
   return *file;

@@ -1,10 +1,11 @@
-// The checkpoint's tensors by name, checked against their shards when they are looked up.
+// The checkpoint's tensors by name, checked against their shards when they are looked up. Ranks look up at once.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -37,7 +38,8 @@ class TensorTable {
   const MappedFile& shard(const std::string& path);
 
   std::map<std::string_view, const glm_tensor_source*> sources_;
-  std::map<std::string, std::unique_ptr<MappedFile>, std::less<>> shards_;
+  std::mutex mutex_;
+  std::map<std::string, std::unique_ptr<MappedFile>, std::less<>> shards_;  // guarded by mutex_
 };
 
 }  // namespace glm
