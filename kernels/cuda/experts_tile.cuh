@@ -18,7 +18,7 @@ struct ExpertTile {
   int count;   /* tokens */
 };
 
-/* The tiles of a launch, expert by expert; those that share weights follow each other. The walk takes every stride-th from `first` on. */
+/* The tiles of a launch, expert by expert, channels before tokens. The walk takes every stride-th from `first` on. */
 template <int kChannels, int kTokens>
 class ExpertWalk {
  public:
@@ -39,18 +39,9 @@ class ExpertWalk {
   }
   __device__ __forceinline__ void next() { index_ += stride_; }
 
-  /* Of `walkers` that start at the first tiles, as many as need no more turns than all of them: they end together. */
-  static __device__ __forceinline__ int balanced(const ExpertParams& p, const int32_t* offsets, int walkers) {
-    int tiles = 0;
-    for (int i = 0; i < p.first.count; ++i) tiles += (offsets[i + 1] - offsets[i] + kTokens - 1) / kTokens;
-    tiles *= (p.first.rows + kChannels - 1) / kChannels;
-    const int turns = max(1, (tiles + walkers - 1) / walkers);
-    return (tiles + turns - 1) / turns;
-  }
-
   __device__ __forceinline__ ExpertTile tile() const {
-    const int first = offsets_[expert_] + index_ % token_tiles() * kTokens;
-    return {expert_, index_ / token_tiles() * kChannels, first, min(kTokens, offsets_[expert_ + 1] - first)};
+    const int first = offsets_[expert_] + index_ / channel_tiles_ * kTokens;
+    return {expert_, index_ % channel_tiles_ * kChannels, first, min(kTokens, offsets_[expert_ + 1] - first)};
   }
 
  private:

@@ -150,9 +150,8 @@ __global__ void __launch_bounds__(kWgmmaThreads, 2) expert_wgmma_kernel(const __
   const Role role = role_of_warp();
   int half = 0;
   using Walk = ExpertWalk<kLayerChannels<kLayer>, kTokens>;
-  const int walkers = Walk::balanced(p, offsets, static_cast<int>(gridDim.x));
-  if (static_cast<int>(blockIdx.x) >= walkers) return;
-  for (Walk walk(p, offsets, static_cast<int>(blockIdx.x), walkers); walk.find(); walk.next(), half ^= 1) {
+  for (Walk walk(p, offsets, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)); walk.find();
+       walk.next(), half ^= 1) {
     const ExpertTile tile = walk.tile();
     if (role == Role::kLoadWeights) {
       const ExpertPair weights = expert_weights<kLayer>(p, tile.expert);

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kChunks = 2;
 constexpr int kTileTokens = kChunks * kChunkTokens;
-using Pipe = WidePipe<kChunks, 1>;
+using Pipe = WidePipe<kChunks>;
 
 struct WideExpertParams {
   ExpertParams layer;
@@ -23,19 +23,22 @@ template <ExpertLayer kLayer>
 constexpr int kTileChannels = kLayer == ExpertLayer::kGateUp ? kWgmmaChannels : kWideChannels;
 
 template <ExpertLayer kLayer>
-using ClusterWalk = ExpertWalk<kTileChannels<kLayer> * kClusterChannels, kTileTokens>;
+using ClusterWalk = ExpertWalk<kTileChannels<kLayer> * kWideCluster, kTileTokens>;
 
 template <ExpertLayer kLayer>
 __device__ __forceinline__ ClusterWalk<kLayer> cluster_walk(const ExpertParams& p) {
-  return {p, p.in.offsets, static_cast<int>(blockIdx.x) / kClusterChannels,
-          static_cast<int>(gridDim.x) / kClusterChannels};
+  return {p, p.in.offsets, static_cast<int>(blockIdx.x) / kWideCluster, static_cast<int>(gridDim.x) / kWideCluster};
 }
 
 /* This block's tile of the cluster's. */
 template <ExpertLayer kLayer>
 __device__ __forceinline__ ExpertTile own_tile(ExpertTile tile) {
-  tile.channel += Pipe::cluster_channel() * kTileChannels<kLayer>;
+  tile.channel += static_cast<int>(cluster_rank()) * kTileChannels<kLayer>;
   return tile;
+}
+
+__device__ __forceinline__ int chunks_of(const ExpertTile& tile) {
+  return (tile.count + kChunkTokens - 1) / kChunkTokens;
 }
 
 /* First output channel of this warpgroup, and the weights that give it. */
@@ -51,65 +54,62 @@ __device__ __forceinline__ GroupWeights group_weights(const ExpertParams& p, con
 }
 
 template <ExpertLayer kLayer>
-__device__ __forceinline__ void copy_tiles(const WideExpertParams& p, const Pipe& pipe) {
-  const StepRange steps = p.layer.steps();
-  Pipe::Place at;
-  int acquired = -1;
-  for (auto walk = cluster_walk<kLayer>(p.layer); walk.find(); walk.next()) {
-    const ExpertTile tile = own_tile<kLayer>(walk.tile());
-    const CUtensorMap* maps = p.packed.maps + tile.expert * 2;
-    if (tile.expert != acquired) {
-      acquire_map(maps);
-      if (kLayer == ExpertLayer::kGateUp) acquire_map(maps + 1);
-      acquired = tile.expert;
-    }
-    const auto copy_weights = [&](uint8_t* to, int column, uint64_t* full) {
-      const bool paired = kLayer == ExpertLayer::kGateUp;
-      copy_box(to, maps, column, tile.channel, full);
-      copy_box(to + kExpertBox * kStepBytes, maps + (paired ? 1 : 0), column, tile.channel + (paired ? 0 : kExpertBox),
-               full);
-    };
-    pipe.load(copy_weights, &p.x, tile.first, (tile.count + kChunkTokens - 1) / kChunkTokens, steps.last, at);
+__device__ __forceinline__ void copy_tile(const WideExpertParams& p, const ExpertTile& tile, const Pipe& pipe,
+                                          int& acquired, Pipe::Place& at) {
+  constexpr bool kPaired = kLayer == ExpertLayer::kGateUp;
+  const CUtensorMap* maps = p.packed.maps + tile.expert * 2;
+  if (tile.expert != acquired) {
+    acquire_map(maps);
+    if (kPaired) acquire_map(maps + 1);
+    acquired = tile.expert;
   }
+  const auto copy_weights = [&](uint8_t* to, int column, uint64_t* full) {
+    copy_box(to, maps, column, tile.channel, full);
+    copy_box(to + kExpertBox * kStepBytes, maps + (kPaired ? 1 : 0), column, tile.channel + (kPaired ? 0 : kExpertBox),
+             full);
+  };
+  pipe.load(copy_weights, &p.x, tile.first, chunks_of(tile), p.layer.steps().last, at);
 }
 
-/* By a warpgroup: eight channels of down's chunk a thread. */
-__device__ __forceinline__ void store_down(const ExpertParams& p, const ExpertTile& tile, int chunk,
-                                           const uint8_t* staged) {
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
-  const int channel = tile.channel + static_cast<int>(threadIdx.x) / kWarpgroup * kWgmmaChannels + thread % 8 * kPack;
-  const int last = min(tile.count, (chunk + 1) * kChunkTokens);
-  for (int i = chunk * kChunkTokens + thread / 8; i < last; i += kWarpgroup / 8) {
-    const auto* from = reinterpret_cast<const bf16*>(staged + swizzled_offset(i % kChunkTokens, thread % 8));
-    float values[kPack];
-    load_pack(from, 0, kPack, values);
-    const int channels = min(kPack, p.first.rows - channel);
-    if (channels > 0) store_pack(row_of<bf16>(p.y, p.in.order[tile.first + i]) + channel, 0, channels, values);
-  }
-}
-
-/* By both warpgroups: one staged gate, the other up. */
-__device__ __forceinline__ void store_gate_up(const ExpertParams& p, const ExpertTile& tile, int chunk,
-                                              const uint8_t* gate, const uint8_t* up) {
-  const int thread = static_cast<int>(threadIdx.x);
-  const int channel = tile.channel + thread % 8 * kPack;
-  const int channels = min(kPack, p.first.rows - channel);
-  const int last = min(tile.count, (chunk + 1) * kChunkTokens);
-  for (int i = chunk * kChunkTokens + thread / 8; i < last && channels > 0; i += kWideGroups * kWarpgroup / 8) {
-    const int at = swizzled_offset(i % kChunkTokens, thread % 8);
-    float g[kPack];
-    float u[kPack];
-    load_pack(reinterpret_cast<const bf16*>(gate + at), 0, kPack, g);
-    load_pack(reinterpret_cast<const bf16*>(up + at), 0, kPack, u);
+/* Eight staged channels: of down, or gate and up made one. */
+template <ExpertLayer kLayer>
+__device__ __forceinline__ void load_staged(const Pipe& pipe, int chunk, int token, int pack, float values[kPack]) {
+  constexpr int kGroupPacks = kWgmmaChannels / kPack;
+  const int at = swizzled_offset(token, pack % kGroupPacks);
+  const auto of_group = [&](int group) { return reinterpret_cast<const bf16*>(pipe.outputs(chunk, group) + at); };
+  load_pack(of_group(pack / kGroupPacks), 0, kPack, values);
+  if constexpr (kLayer == ExpertLayer::kGateUp) {
+    float up[kPack];
+    load_pack(of_group(1), 0, kPack, up);
 #pragma unroll
-    for (int j = 0; j < kPack; ++j) g[j] = to_float(swiglu<bf16>(g[j], u[j]));
-    store_pack(row_of<bf16>(p.y, p.in.order[tile.first + i]) + channel, 0, channels, g);
+    for (int i = 0; i < kPack; ++i) values[i] = to_float(swiglu<bf16>(values[i], up[i]));
+  }
+}
+
+/* By the storing warps: the staged chunks of a tile. */
+template <ExpertLayer kLayer>
+__device__ __forceinline__ void store_tile(const ExpertParams& p, const ExpertTile& tile, const Pipe& pipe) {
+  constexpr int kPacks = kTileChannels<kLayer> / kPack;
+  for (int chunk = 0; chunk < chunks_of(tile); ++chunk) {
+    wait_for_staged(chunk);
+    const int first = chunk * kChunkTokens;
+    const int last = min(kChunkTokens, tile.count - first);
+    for (int i = static_cast<int>(threadIdx.x) % kWarpgroup - kWarp; i < last * kPacks; i += kStoreThreads) {
+      const int token = i / kPacks;
+      const int channel = tile.channel + i % kPacks * kPack;
+      const int channels = min(kPack, p.first.rows - channel);
+      if (channels <= 0) continue;
+      float values[kPack];
+      load_staged<kLayer>(pipe, chunk, token, i % kPacks, values);
+      store_pack(row_of<bf16>(p.y, p.in.order[tile.first + first + token]) + channel, 0, channels, values);
+    }
+    give_room(chunk);
   }
 }
 
 template <ExpertLayer kLayer>
-__device__ __forceinline__ void multiply_tile(const ExpertParams& p, const ExpertTile& tile, const Pipe& pipe,
-                                              float* row_scales, Pipe::Place& at) {
+__device__ __forceinline__ void multiply_and_stage(const ExpertParams& p, const ExpertTile& tile, const Pipe& pipe,
+                                                   float* row_scales, Pipe::Place& at) {
   const int thread = static_cast<int>(threadIdx.x);
   const int group = thread / kWarpgroup;
   const int64_t own_row = x_row(p.in, p.in.order[tile.first + min(thread, tile.count - 1)]);
@@ -120,21 +120,18 @@ __device__ __forceinline__ void multiply_tile(const ExpertParams& p, const Exper
   const float scales[2] = {weights.weight.scale[min(channel, last)], weights.weight.scale[min(channel + 8, last)]};
   WideSums<kChunks> sums;
   multiply_ragged(sums, pipe, tile.count, p.steps().last, at);
-  row_scales[thread] = own_scale;
-  named_barrier(kWideBarrier, kWideGroups * kWarpgroup);
 #pragma unroll
   for (int chunk = 0; chunk < kChunks; ++chunk) {
-    if (chunk * kChunkTokens >= tile.count) continue;
-    stage_chunk(sums[chunk], pipe.outputs(group), [&](float sum, int token, int row) {
+    if (chunk >= chunks_of(tile)) continue;
+    wait_for_room(chunk);
+    if (chunk == 0) {
+      row_scales[thread] = own_scale;
+      named_barrier(kWideBarrier, kMultiplyThreads);
+    }
+    stage_chunk(sums[chunk], pipe.outputs(chunk, group), [&](float sum, int token, int row) {
       return sum * row_scales[chunk * kChunkTokens + token] * scales[row];
     });
-    named_barrier(kWideBarrier, kWideGroups * kWarpgroup);
-    if (kLayer == ExpertLayer::kGateUp) {
-      store_gate_up(p, tile, chunk, pipe.outputs(0), pipe.outputs(1));
-    } else {
-      store_down(p, tile, chunk, pipe.outputs(group));
-    }
-    named_barrier(kWideBarrier, kWideGroups * kWarpgroup);
+    hand_over(chunk);
   }
 }
 
@@ -147,18 +144,26 @@ __global__ void __launch_bounds__(kWideThreads, 1) expert_wide_kernel(const __gr
   if (*p.packed.usable == 0) return;
   const Pipe pipe{&ring, swizzle_aligned(reinterpret_cast<uint8_t*>(shared))};
   pipe.init();
-  if (threadIdx.x >= kWideGroups * kWarpgroup) {
-    leave_registers<kCopyRegisters>();
-    if (threadIdx.x == kWideGroups * kWarpgroup) copy_tiles<kLayer>(p, pipe);
-  } else {
+  const auto for_each_tile = [&](auto&& f) {
+    for (auto walk = cluster_walk<kLayer>(p.layer); walk.find(); walk.next()) f(own_tile<kLayer>(walk.tile()));
+  };
+  Pipe::Place at;
+  const WideRole role = wide_role();
+  if (role == WideRole::kMultiply) {
     take_registers<kMultiplyRegisters>();
-    give_first_turn();
-    Pipe::Place at;
-    for (auto walk = cluster_walk<kLayer>(p.layer); walk.find(); walk.next()) {
-      multiply_tile<kLayer>(p.layer, own_tile<kLayer>(walk.tile()), pipe, row_scales, at);
+    for_each_tile([&](const ExpertTile& tile) { multiply_and_stage<kLayer>(p.layer, tile, pipe, row_scales, at); });
+  } else {
+    leave_registers<kCopyRegisters>();
+    int acquired = -1;
+    if (role == WideRole::kCopy) {
+      for_each_tile([&](const ExpertTile& tile) { copy_tile<kLayer>(p, tile, pipe, acquired, at); });
+    }
+    if (role == WideRole::kStore) {
+      for (int chunk = 0; chunk < kChunks; ++chunk) give_room(chunk);
+      for_each_tile([&](const ExpertTile& tile) { store_tile<kLayer>(p.layer, tile, pipe); });
     }
   }
-  cluster_sync(); /* no block leaves while another still arrives at its barriers */
+  cluster_sync(); /* no block leaves while the other still arrives at its barriers */
 }
 
 }  // namespace
@@ -172,7 +177,7 @@ glm_status experts_wide(glm_device* device, const ExpertParams& layer, int64_t a
       encode_map(device, &p.x, packed.x, assignments, layer.in.x.cols, layer.in.x.cols, Pipe::kTokenBox);
   if (status != GLM_OK) return status;
   const auto kernel = expert_wide_kernel<kLayer>;
-  Grid grid{dim3(kClusterChannels), kWideThreads, wide_shared_bytes(kChunks), kClusterChannels};
+  Grid grid{dim3(kWideCluster), kWideThreads, wide_shared_bytes(kChunks), kWideCluster};
   static const int clusters = resident_clusters(device, grid, kernel);
   grid.blocks.x *= static_cast<unsigned>(clusters);
   return launch(device, "moe (wide)", grid, kernel, p);

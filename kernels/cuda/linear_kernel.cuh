@@ -71,7 +71,7 @@ template <Operand kOperand, int kTokenTiles, int kWarpsN, bool kAligned>
 glm_status launch_tiles(glm_device* device, const glm_linear_args& args) {
   LinearParams p = linear_params(args, kTileChannels<kWarpsN>);
   p.k_bytes = args.x.cols * (kOperand == Operand::kBf16 ? 2 : 1);
-  p.split = split_of(p.tiling.first_channel[args.num_parts], p.k_bytes);
+  p.split = split_of<kOperand>(p.tiling.first_channel[args.num_parts], p.k_bytes);
   p.steps_per_block = ((p.k_bytes + kStepBytes - 1) / kStepBytes + p.split - 1) / p.split;
   const Grid grid{dim3(p.tiling.first_tile[args.num_parts] * p.split, blocks_for(args.rows, kTokenTiles * 8)),
                   kTileThreads<kWarpsN>, tile_shared_bytes<kWarpsN>(kTokenTiles), p.split};

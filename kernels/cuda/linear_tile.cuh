@@ -98,11 +98,17 @@ __device__ __forceinline__ void finish_tile(const LinearParams& p, const TilePla
   if (p.split > 1) cluster_leave_together();
 }
 
-/* Blocks that share a tile's K. A function of the shape alone, because it fixes the order of the sums. */
-inline int split_of(int channels, int k_bytes) {
-  constexpr int kEnoughBlocks = 192; /* between one and two for each multiprocessor */
+/* Blocks that share a tile's K. A function of the shape alone, because it fixes the order of the sums. FP8: enough for most of the
+ * multiprocessors, so that a successor's blocks find room beside them; tiles that fill half of them are not split, which leaves prefill its
+ * widest tiles. bf16: enough that a last, partly filled turn of blocks costs little. */
+template <Operand kOperand>
+int split_of(int channels, int k_bytes) {
+  constexpr bool kBf16 = kOperand == Operand::kBf16;
+  constexpr int kEnoughBlocks = kBf16 ? 512 : 112;
+  constexpr int kEnoughTiles = kBf16 ? 512 : 72;
   const int tiles = (channels + kTileChannels<2> - 1) / kTileChannels<2>;
   const int steps = (k_bytes + kStepBytes - 1) / kStepBytes;
+  if (tiles >= kEnoughTiles) return 1;
   int split = 1;
   while (split < kMaxSplit && tiles * split < kEnoughBlocks && steps / (2 * split) >= 2 * kWarpsK) split *= 2;
   return split;

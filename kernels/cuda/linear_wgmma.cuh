@@ -107,7 +107,7 @@ glm_status launch_wgmma(glm_device* device, const glm_linear_args& args) {
   LinearParams p = linear_params(args, kWgmmaChannels);
   p.aligned = is_aligned(args, kElement);
   p.k_bytes = args.x.cols * kElement;
-  p.split = split_of(p.tiling.first_channel[args.num_parts], p.k_bytes);
+  p.split = split_of<kOperand>(p.tiling.first_channel[args.num_parts], p.k_bytes);
   p.steps_per_block = ((p.k_bytes + kStepBytes - 1) / kStepBytes + p.split - 1) / p.split;
   const size_t stages = static_cast<size_t>(wgmma_stages(kTokens)) * wgmma_stage_bytes(kTokens);
   const Grid grid{dim3(p.tiling.first_tile[args.num_parts] * p.split, blocks_for(args.rows, kTokens)), kWgmmaThreads,

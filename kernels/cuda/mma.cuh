@@ -51,6 +51,13 @@ __device__ __forceinline__ void copy_async_16(void* to, const void* from, bool v
                : "memory");
 }
 
+/* Likewise, of a row whose next bytes follow soon: L2 fetches 256 at a time. */
+__device__ __forceinline__ void copy_streamed_16(void* to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(valid ? 16 : 0)
+               : "memory");
+}
+
 __device__ __forceinline__ void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }

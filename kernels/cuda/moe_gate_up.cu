@@ -105,24 +105,22 @@ __global__ void gate_up_scalar_kernel(const __grid_constant__ GateUpParams p) {
   }
 }
 
-/* One block an assignment in the order: quantises its row of y. */
+/* A block quantises every gridDim.x-th row of y that the order lists. */
 template <typename Act>
 __global__ void quantize_listed_kernel(const int32_t* total, const int32_t* order, glm_tensor y, RowTargets targets) {
   extern __shared__ float row[];
   __shared__ uint32_t largest[kWarp];
   begin_kernel();
-  if (static_cast<int>(blockIdx.x) >= *total) return;
-  const int64_t index = order[blockIdx.x];
-  const Act* from = row_of<Act>(y, index);
-  for_each_pack(y.cols, [&](int32_t first) {
-    if (first < y.cols) load_pack(from, first, y.cols, row + first);
-  });
-  store_row<Act>(row, y.cols, targets, index, largest);
+  const int count = *total;
+  for (int i = static_cast<int>(blockIdx.x); i < count; i += static_cast<int>(gridDim.x)) {
+    const int64_t index = order[i];
+    const Act* from = row_of<Act>(y, index);
+    for_each_pack(y.cols, [&](int32_t first) {
+      if (first < y.cols) load_pack(from, first, y.cols, row + first);
+    });
+    store_row<Act>(row, y.cols, targets, index, largest);
+  }
 }
-
-}  // namespace
-
-namespace {
 
 ExpertInputs inputs_of(const glm_moe_gate_up_args& args) {
   return {args.x, args.x_scale, args.offsets, args.order, args.top_k, true};
@@ -173,8 +171,9 @@ glm_status moe_gate_up(glm_device* device, const glm_moe_gate_up_args* args) {
     };
     const glm_status status = with_operand(args->gate.format, args->x.dtype, on_tensor_cores, scalar);
     if (status != GLM_OK || args->q.data == nullptr) return status;
-    const Grid grid{dim3(static_cast<unsigned>(args->rows * args->top_k)), row_threads(p.y.cols),
-                    shared_row_bytes(p.y.cols)};
+    constexpr int kBlocksPerMultiprocessor = 32;
+    const int blocks = std::min(args->rows * args->top_k, device->sm_count * kBlocksPerMultiprocessor);
+    const Grid grid{dim3(static_cast<unsigned>(blocks)), row_threads(p.y.cols), shared_row_bytes(p.y.cols)};
     return launch(device, "moe_gate_up (quantise)", grid, quantize_listed_kernel<Act>, args->offsets + args->gate.count,
                   args->order, p.y, RowTargets{{}, args->q, args->scale});
   });

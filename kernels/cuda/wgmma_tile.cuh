@@ -56,8 +56,9 @@ struct LoaderRows {
   int groups;
 };
 
-/* Copies one step of the loader's rows into a stage and arrives at its barrier. `aligned`: rows start at and last for multiples of 16 bytes. */
-template <int kGroups>
+/* Copies one step of the loader's rows into a stage and arrives at its barrier. `aligned`: rows start at and last for multiples of 16 bytes. kStreamed: rows are read in
+ * order and once. */
+template <bool kStreamed, int kGroups>
 __device__ __forceinline__ void load_step(const LoaderRows<kGroups>& from, int step, int k_bytes, bool aligned,
                                           uint8_t* to, uint64_t* full) {
   const int offset = step * kStepBytes + loader_chunk() * 16;
@@ -65,7 +66,12 @@ __device__ __forceinline__ void load_step(const LoaderRows<kGroups>& from, int s
   if (aligned) {
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
-      if (i < from.groups) copy_async_16(to + i * kSwizzleAlignment, from.rows[i] + offset, offset < k_bytes);
+      if (i >= from.groups) break;
+      if (kStreamed) {
+        copy_streamed_16(to + i * kSwizzleAlignment, from.rows[i] + offset, offset < k_bytes);
+      } else {
+        copy_async_16(to + i * kSwizzleAlignment, from.rows[i] + offset, offset < k_bytes);
+      }
     }
     barrier_arrive_after_copies(full);
   } else {
@@ -102,7 +108,7 @@ struct WgmmaPipe {
                                                bool aligned, Place& at) const {
     for (int step = steps.first; step < steps.last; ++step, at.advance()) {
       ring->wait_empty(at);
-      load_step(from, step, k_bytes, aligned, weights(at), &ring->full[at.stage]);
+      load_step<true>(from, step, k_bytes, aligned, weights(at), &ring->full[at.stage]);
     }
   }
   template <int kGroups>
@@ -110,7 +116,7 @@ struct WgmmaPipe {
                                               bool aligned, Place& at) const {
     for (int step = steps.first; step < steps.last; ++step, at.advance()) {
       ring->wait_empty(at);
-      load_step(from, step, k_bytes, aligned, tokens(at), &ring->full[at.stage]);
+      load_step<false>(from, step, k_bytes, aligned, tokens(at), &ring->full[at.stage]);
     }
   }
 };
@@ -148,23 +154,60 @@ __device__ __forceinline__ void promote(float* sums, const float* part, const Bl
   }
 }
 
-/* By the multiplying warps: sums[N / 2] of the tile over `steps`, laid out as wgmma has them. */
+/* Starts the multiplies of the stage, as one group. */
+template <Operand kOperand, int N, int kTokens>
+__device__ __forceinline__ void start_stage(float* sums, const WgmmaPipe<kTokens>& pipe,
+                                            const typename WgmmaPipe<kTokens>::Place& at) {
+  pipe.ring->wait_full(at);
+  fence_async_proxy();
+  wgmma_fence();
+  start_step<kOperand, N>(sums, pipe.weights(at), pipe.tokens(at));
+  wgmma_commit();
+}
+
+/* The end of a step that has been started, while kPending later ones run. */
+template <Operand kOperand, int N, int kPending, int kTokens>
+__device__ __forceinline__ void finish_stage(float* sums, const float* part, const WgmmaPipe<kTokens>& pipe,
+                                             const BlockScales& scales, int step,
+                                             typename WgmmaPipe<kTokens>::Place& at) {
+  wgmma_wait<kPending>();
+  if (threadIdx.x % kWarp == 0) barrier_arrive(&pipe.ring->empty[at.stage]);
+  if constexpr (kOperand != Operand::kBf16) promote<kOperand, N>(sums, part, scales, step);
+  at.advance();
+}
+
+/* By the multiplying warps: sums[N / 2] of the tile over `steps`, laid out as wgmma has them. A step runs while the one before it is added:
+ * even steps in one set of registers, odd ones in another. (The compiler follows them through this loop only as it is written.) */
 template <Operand kOperand, int N, int kTokens>
 __device__ __forceinline__ void multiply_steps(float* sums, const WgmmaPipe<kTokens>& pipe, StepRange steps,
                                                const BlockScales& scales, typename WgmmaPipe<kTokens>::Place& at) {
+  constexpr bool kExact = kOperand == Operand::kBf16; /* wgmma adds in f32 */
+  float even_part[kExact ? 1 : N / 2];
+  float odd_part[kExact ? 1 : N / 2];
+  float* even = kExact ? sums : even_part;
+  float* odd = kExact ? sums : odd_part;
 #pragma unroll
   for (int i = 0; i < N / 2; ++i) sums[i] = 0.0f;
-  for (int step = steps.first; step < steps.last; ++step, at.advance()) {
-    float part[N / 2];
-    float* target = kOperand == Operand::kBf16 ? sums : part;
-    pipe.ring->wait_full(at);
-    fence_async_proxy();
-    wgmma_fence();
-    start_step<kOperand, N>(target, pipe.weights(at), pipe.tokens(at));
-    wgmma_commit();
-    wgmma_wait<0>();
-    if (threadIdx.x % kWarp == 0) barrier_arrive(&pipe.ring->empty[at.stage]);
-    if constexpr (kOperand != Operand::kBf16) promote<kOperand, N>(sums, part, scales, step);
+  if (steps.first >= steps.last) return;
+  auto next = at;
+  const auto start = [&](float* part) {
+    start_stage<kOperand, N>(part, pipe, next);
+    next.advance();
+  };
+  start(even);
+  int step = steps.first;
+  for (; step + 2 < steps.last; step += 2) {
+    start(odd);
+    finish_stage<kOperand, N, 1>(sums, even, pipe, scales, step, at);
+    start(even);
+    finish_stage<kOperand, N, 1>(sums, odd, pipe, scales, step + 1, at);
+  }
+  if (step + 1 < steps.last) {
+    start(odd);
+    finish_stage<kOperand, N, 1>(sums, even, pipe, scales, step, at);
+    finish_stage<kOperand, N, 0>(sums, odd, pipe, scales, step + 1, at);
+  } else {
+    finish_stage<kOperand, N, 0>(sums, even, pipe, scales, step, at);
   }
 }
 

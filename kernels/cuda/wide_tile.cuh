@@ -1,9 +1,10 @@
 /* The matrix kernel of prefill on Hopper, FP8: 128 output channels times kChunks * 128 tokens.
  *
- * One thread copies by TMA into a ring of stages; two warpgroups multiply 64 channels each, a chunk of 128 tokens after another, in turn, so
- * that one's multiplies run while the other adds a chunk's sums in f32. The blocks of a cluster take two neighbouring tiles of channels, and
- * one or two of tokens: each copies its share of a tile to all blocks that need it. The sequence of multiplies and additions of an output is that of wgmma_tile.cuh, so are its bits;
- * where decode splits K over a cluster, the segments are summed apart here too. */
+ * One thread copies by TMA into a ring of stages. Two warpgroups multiply 64 channels each, a chunk of 128 tokens after another: while one adds a
+ * chunk's sums in f32, the other's multiplies run. Three more warps store what they staged, beside the multiplies of the next tile. The two
+ * blocks of a cluster take neighbouring channels of the same tokens: each copies half of the tokens to both. The sequence of multiplies and
+ * additions of an output is that of wgmma_tile.cuh, so are its bits; where decode splits K over a cluster, the segments are summed
+ * apart here too. */
 #ifndef GLM_CUDA_WIDE_TILE_CUH
 #define GLM_CUDA_WIDE_TILE_CUH
 
@@ -16,33 +17,58 @@ namespace glm::cuda {
 constexpr int kWideGroups = 2; /* multiplying warpgroups */
 constexpr int kWideThreads = (kWideGroups + 1) * kWarpgroup;
 constexpr int kWideChannels = kWideGroups * kWgmmaChannels;
-constexpr int kClusterChannels = 2; /* tiles of a cluster along channels */
+constexpr int kWideCluster = 2; /* blocks */
+constexpr int kMultiplyThreads = kWideGroups * kWarpgroup;
+constexpr int kStoreThreads = 96;
 constexpr int kChunkTokens = 128;
 constexpr int kChunkBytes = kChunkTokens * kStepBytes;
-/* Named barriers: of a warpgroup, of its turn to multiply, of both; those of warpgroup 1 follow those of 0. */
-constexpr int kGroupBarrier = 1;
-constexpr int kTurnBarrier = kGroupBarrier + kWideGroups;
-constexpr int kWideBarrier = kTurnBarrier + kWideGroups;
+constexpr int kStagedBytes = kChunkTokens * kWideChannels * 2; /* a chunk of bf16 outputs */
+/* Named barriers: of the multiplying warps; that a buffer of staged outputs has room, and that it is full (one for each buffer). */
+constexpr int kWideBarrier = 1;
+constexpr int kRoomBarrier = 2;
+constexpr int kStagedBarrier = 4;
 constexpr int kMultiplyRegisters = 232;
 constexpr int kCopyRegisters = 40;
 
 __host__ __device__ constexpr int wide_stages(int chunks) {
-  return chunks == 1 ? 6 : 4;
+  return chunks == 1 ? 6 : 3;
 }
 __host__ __device__ constexpr int wide_stage_bytes(int chunks) {
   return kWideChannels * kStepBytes + chunks * kChunkBytes;
 }
-/* The stages, then a chunk of outputs [token][64 channels] of each warpgroup. */
+/* The stages, then a buffer of staged outputs for each chunk: [warpgroup][token][64 channels]. */
 __host__ __device__ constexpr int wide_shared_bytes(int chunks) {
-  return kSwizzleAlignment + wide_stages(chunks) * wide_stage_bytes(chunks) +
-         kWideGroups * kChunkTokens * kWgmmaChannels * static_cast<int>(sizeof(bf16));
+  return kSwizzleAlignment + wide_stages(chunks) * wide_stage_bytes(chunks) + chunks * kStagedBytes;
 }
 
-template <int kChunks, int kClusterTokens>
+enum class WideRole { kMultiply, kCopy, kStore, kNone };
+
+__device__ __forceinline__ WideRole wide_role() {
+  const int thread = static_cast<int>(threadIdx.x) - kMultiplyThreads;
+  if (thread < 0) return WideRole::kMultiply;
+  if (thread < kWarp) return thread == 0 ? WideRole::kCopy : WideRole::kNone;
+  return WideRole::kStore;
+}
+
+/* Between the warps that stage outputs and those that store them. */
+__device__ __forceinline__ void wait_for_room(int buffer) {
+  named_barrier(kRoomBarrier + buffer, kMultiplyThreads + kStoreThreads);
+}
+__device__ __forceinline__ void give_room(int buffer) {
+  named_barrier_arrive(kRoomBarrier + buffer, kMultiplyThreads + kStoreThreads);
+}
+__device__ __forceinline__ void hand_over(int buffer) {
+  named_barrier_arrive(kStagedBarrier + buffer, kMultiplyThreads + kStoreThreads);
+}
+__device__ __forceinline__ void wait_for_staged(int buffer) {
+  named_barrier(kStagedBarrier + buffer, kMultiplyThreads + kStoreThreads);
+}
+
+template <int kChunks>
 struct WidePipe {
   static constexpr int kStages = wide_stages(kChunks);
   /* Rows that one block copies of a tile's tokens. */
-  static constexpr int kTokenBox = kChunks * kChunkTokens / kClusterChannels;
+  static constexpr int kTokenBox = kChunks * kChunkTokens / kWideCluster;
   using Place = RingPlace<kStages>;
   Ring<kStages>* ring;
   uint8_t* stages;
@@ -51,68 +77,49 @@ struct WidePipe {
     return stages + at.stage * wide_stage_bytes(kChunks);
   }
   __device__ __forceinline__ uint8_t* tokens(const Place& at) const { return weights(at) + kWideChannels * kStepBytes; }
-  /* Which of the cluster's tiles of channels and of tokens is this block's. */
-  static __device__ __forceinline__ int cluster_channel() {
-    return static_cast<int>(cluster_rank()) % kClusterChannels;
-  }
-  static __device__ __forceinline__ int cluster_token() { return static_cast<int>(cluster_rank()) / kClusterChannels; }
-  /* The blocks of the cluster that take the same channels as this one. */
-  static __device__ __forceinline__ uint16_t same_channels() {
-    return static_cast<uint16_t>((kClusterTokens == 1 ? 0b1 : 0b101) << cluster_channel());
-  }
-  /* A warpgroup's room for a chunk of outputs. */
-  __device__ __forceinline__ uint8_t* outputs(int group) const {
-    return stages + kStages * wide_stage_bytes(kChunks) + group * kChunkTokens * kWgmmaChannels * sizeof(bf16);
+  /* Staged outputs of a warpgroup. */
+  __device__ __forceinline__ uint8_t* outputs(int buffer, int group) const {
+    return stages + kStages * wide_stage_bytes(kChunks) + buffer * kStagedBytes + group * (kStagedBytes / kWideGroups);
   }
 
-  /* By every thread of the cluster: a stage is filled by one thread's arrival and bytes, emptied by all warps of the blocks that get
-   * copies from this one: those of the same channels or of the same tokens. */
+  /* By every thread of the cluster: a stage is filled by one thread's arrival and bytes, emptied by all warps of both blocks. */
   __device__ __forceinline__ void init() const {
-    constexpr int kBlocks = kClusterChannels + kClusterTokens - 1;
-    if (threadIdx.x == 0) ring->init(1, kBlocks * kWideGroups * kWarpgroup / kWarp);
+    if (threadIdx.x == 0) ring->init(1, kWideCluster * kMultiplyThreads / kWarp);
     cluster_sync();
   }
 
   /* By one thread: all steps of the tile whose tokens start at row `token` of the map, `chunks` chunks of them. copy_weights(stage, column,
-   * barrier) copies this block's share of a step's weights. */
+   * barrier) copies a step's weights. */
   template <typename F>
   __device__ __forceinline__ void load(F&& copy_weights, const CUtensorMap* token_map, int token, int chunks, int steps,
                                        Place& at) const {
-    const int first = cluster_channel() * kTokenBox;
-    const auto same_tokens = static_cast<uint16_t>(0b11 << (cluster_token() * kClusterChannels));
+    constexpr uint16_t kBoth = (1 << kWideCluster) - 1;
+    const int first = static_cast<int>(cluster_rank()) * kTokenBox;
     for (int step = 0; step < steps; ++step, at.advance()) {
       uint64_t* full = &ring->full[at.stage];
       ring->wait_empty(at);
       barrier_expect(full, kWideChannels * kStepBytes + chunks * kChunkBytes);
       copy_weights(weights(at), step * kStepBytes, full);
       if (first < chunks * kChunkTokens) {
-        copy_box(tokens(at) + first * kStepBytes, token_map, step * kStepBytes, token + first, full, same_tokens);
+        copy_box(tokens(at) + first * kStepBytes, token_map, step * kStepBytes, token + first, full, kBoth);
       }
     }
   }
 
   /* By a multiplying warp that is done with the stage. */
   __device__ __forceinline__ void release(const Place& at) const {
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    const bool same = lane % kClusterChannels == cluster_channel() || lane / kClusterChannels == cluster_token();
-    if (lane < kClusterChannels * kClusterTokens && same) barrier_arrive_at(&ring->empty[at.stage], lane);
+    const uint32_t lane = threadIdx.x % kWarp;
+    if (lane < kWideCluster) barrier_arrive_at(&ring->empty[at.stage], lane);
   }
 };
 
-/* The warpgroups multiply by turns: left alone they would do so at once, and then add at once. */
-__device__ __forceinline__ void give_first_turn() {
-  if (threadIdx.x >= kWarpgroup) named_barrier_arrive(kTurnBarrier, kWideGroups * kWarpgroup);
-}
-
 /* One step of one chunk, N tokens wide. */
 template <int N>
-__device__ __forceinline__ void multiply_chunk(float* sums, const uint8_t* weights, const uint8_t* tokens, int group) {
+__device__ __forceinline__ void multiply_chunk(float* sums, const uint8_t* weights, const uint8_t* tokens) {
   float part[N / 2];
-  named_barrier(kTurnBarrier + group, kWideGroups * kWarpgroup);
   wgmma_fence();
   start_step<Operand::kFp8Channel, N>(part, weights, tokens);
   wgmma_commit();
-  named_barrier_arrive(kTurnBarrier + 1 - group, kWideGroups * kWarpgroup);
   wgmma_wait<0>();
 #pragma unroll
   for (int i = 0; i < N / 2; ++i) sums[i] += part[i];
@@ -120,13 +127,13 @@ __device__ __forceinline__ void multiply_chunk(float* sums, const uint8_t* weigh
 
 /* Likewise for `count` tokens, as narrow as they allow. */
 __device__ __forceinline__ void multiply_ragged_chunk(float* sums, const uint8_t* weights, const uint8_t* tokens,
-                                                      int group, int count) {
+                                                      int count) {
   if (count > kChunkTokens / 2) {
-    multiply_chunk<kChunkTokens>(sums, weights, tokens, group);
+    multiply_chunk<kChunkTokens>(sums, weights, tokens);
   } else if (count > kChunkTokens / 4) {
-    multiply_chunk<kChunkTokens / 2>(sums, weights, tokens, group);
+    multiply_chunk<kChunkTokens / 2>(sums, weights, tokens);
   } else if (count > 0) {
-    multiply_chunk<kChunkTokens / 4>(sums, weights, tokens, group);
+    multiply_chunk<kChunkTokens / 4>(sums, weights, tokens);
   }
 }
 
@@ -143,11 +150,10 @@ __device__ __forceinline__ void clear(WideSums<kChunks>& sums) {
 }
 
 /* By a multiplying warpgroup: the sums of its 64 channels. kSegmented: a new sum starts every steps_per_segment steps, and they are added
- * in order. Before the first tile: give_first_turn. */
-template <bool kSegmented, int kChunks, int kClusterTokens>
-__device__ __forceinline__ void multiply_wide(WideSums<kChunks>& sums, const WidePipe<kChunks, kClusterTokens>& pipe,
-                                              int steps, int steps_per_segment,
-                                              typename WidePipe<kChunks, kClusterTokens>::Place& at) {
+ * in order. */
+template <bool kSegmented, int kChunks>
+__device__ __forceinline__ void multiply_wide(WideSums<kChunks>& sums, const WidePipe<kChunks>& pipe, int steps,
+                                              int steps_per_segment, typename WidePipe<kChunks>::Place& at) {
   const int group = static_cast<int>(threadIdx.x) / kWarpgroup;
   WideSums<kSegmented ? kChunks : 1> totals;
   clear<kSegmented ? kChunks : 1>(totals);
@@ -165,7 +171,7 @@ __device__ __forceinline__ void multiply_wide(WideSums<kChunks>& sums, const Wid
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       multiply_chunk<kChunkTokens>(sums[chunk], pipe.weights(at) + group * kWgmmaWeightBytes,
-                                   pipe.tokens(at) + chunk * kChunkBytes, group);
+                                   pipe.tokens(at) + chunk * kChunkBytes);
     }
     pipe.release(at);
   }
@@ -176,10 +182,9 @@ __device__ __forceinline__ void multiply_wide(WideSums<kChunks>& sums, const Wid
 }
 
 /* Likewise, unsegmented, for a tile of `count` tokens. */
-template <int kChunks, int kClusterTokens>
-__device__ __forceinline__ void multiply_ragged(WideSums<kChunks>& sums, const WidePipe<kChunks, kClusterTokens>& pipe,
-                                                int count, int steps,
-                                                typename WidePipe<kChunks, kClusterTokens>::Place& at) {
+template <int kChunks>
+__device__ __forceinline__ void multiply_ragged(WideSums<kChunks>& sums, const WidePipe<kChunks>& pipe, int count,
+                                                int steps, typename WidePipe<kChunks>::Place& at) {
   const int group = static_cast<int>(threadIdx.x) / kWarpgroup;
   clear<kChunks>(sums);
   for (int step = 0; step < steps; ++step, at.advance()) {
@@ -187,7 +192,7 @@ __device__ __forceinline__ void multiply_ragged(WideSums<kChunks>& sums, const W
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       multiply_ragged_chunk(sums[chunk], pipe.weights(at) + group * kWgmmaWeightBytes,
-                            pipe.tokens(at) + chunk * kChunkBytes, group, count - chunk * kChunkTokens);
+                            pipe.tokens(at) + chunk * kChunkBytes, count - chunk * kChunkTokens);
     }
     pipe.release(at);
   }

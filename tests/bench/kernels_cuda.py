@@ -135,12 +135,12 @@ class Suite:
         del act
         name = f"{rows} tokens, {len(order)} rows on {touched} experts"
         one = INNER * HIDDEN
-        gate_up, down = self.time(Op.MOE_GATE_UP, ups), self.time(Op.MOE_DOWN, downs)
-        self.report(f"experts gate_up {name}", gate_up, touched * 2 * one)
-        self.report(f"experts down {name}", down, touched * one)
+        gate_up_us, down_us = self.time(Op.MOE_GATE_UP, ups), self.time(Op.MOE_DOWN, downs)
+        self.report(f"experts gate_up {name}", gate_up_us, touched * 2 * one)
+        self.report(f"experts down {name}", down_us, touched * one)
         if rows > DECODE_ROWS:
-            self.report_flops(f"experts gate_up {name}", gate_up, 4 * len(order) * one)
-            self.report_flops(f"experts down {name}", down, 2 * len(order) * one)
+            self.report_flops(f"experts gate_up {name}", gate_up_us, 4 * len(order) * one)
+            self.report_flops(f"experts down {name}", down_us, 2 * len(order) * one)
         for group in sets:
             for data, _ in group:
                 self.bench.call("glm_cuda_memory_free", ctypes.c_void_p(data))
