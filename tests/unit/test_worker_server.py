@@ -98,7 +98,9 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[NativeLikeEngine]:
     plan = SimpleNamespace(kv=KvCache(layers=1, kv_heads=1, head_dim=8, dtype="bf16"), operands=())
     config = SimpleNamespace(max_position_embeddings=512, eos_token_ids=(EOS,))
 
-    def build_model(directory: Path, kv_dtype: str, parallelism: Parallelism) -> SimpleNamespace:
+    def build_model(
+        directory: Path, kv_dtype: str, parallelism: Parallelism, synthetic_seed: int | None
+    ) -> SimpleNamespace:
         layouts = [Layout(parallelism.tp, 1, rank) for rank in range(parallelism.tp)]
         ranks = [SimpleNamespace(layout=layout, mixed=plan, decode=plan) for layout in layouts]
         return SimpleNamespace(config=config, mixed=plan, decode=plan, ranks=ranks, tensors=(), revision="abc")
