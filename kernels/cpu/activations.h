@@ -4,6 +4,7 @@
 #include "device.h"
 #include "simd.h"
 #include "tensor_access.h"
+#include "weight_loader.h"
 
 GLM_CPU_BEGIN
 
@@ -34,16 +35,17 @@ inline size_t activation_floats(int64_t rows, int32_t cols) {
   return static_cast<size_t>(rows * activation_pitch(cols));
 }
 
-/* One row of FP8 as Fp8Loader wants it: in each kPadCols columns, element l of vector j is column 4 * l + j; times 2^110. */
+/* One row of FP8 as Fp8Loader wants it: its vectors of each kPadCols columns, times 2^110; a NaN stays one. */
 inline void load_fp8_row(const uint8_t* codes, int32_t cols, float* out) {
-  for (int32_t k = 0; k < cols; k += kPadCols) {
-    uint8_t chunk[kPadCols] = {};
-    std::memcpy(chunk, codes + k, static_cast<size_t>(cols - k < kPadCols ? cols - k : kPadCols));
-    float values[kPadCols];
-    fp8_decode(chunk, values, kPadCols);
-    for (int j = 0; j < 4; ++j) {
-      for (int l = 0; l < kLanes; ++l) out[k + j * kLanes + l] = values[4 * l + j] * 0x1p110f;
-    }
+  for (int32_t k = 0; k < cols; k += kPadCols, out += kPadCols) {
+    const int32_t left = cols - k;
+    const auto raw = left < kPadCols ? fetch_first<Fp8Loader>(codes + k, left) : Fp8Loader::fetch(codes + k);
+    unrolled<Fp8Loader::kVectors>([&](auto v) GLM_INLINE {
+      const F32 value = Fp8Loader::expand<v>(raw);
+      const I32 nan = ((reinterpret_cast<I32>(value) & 0x07f00000) == 0x07f00000) & 0x7fc00000;
+      const F32 scaled = value * broadcast(0x1p120f) * broadcast(0x1p110f);
+      store(out + v * kLanes, reinterpret_cast<F32>(reinterpret_cast<I32>(scaled) | nan));
+    });
   }
 }
 

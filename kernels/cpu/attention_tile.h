@@ -28,19 +28,24 @@ struct SoftmaxState {
 template <int kQueries>
 inline void page_scores(const float* queries, const float* keys, int pitch, float* scores) {
   for (int key = 0; key < kPage; key += kKeyBlock) {
-    F32 sums[kQueries][kKeyBlock] = {};
+    F32 sums[kQueries][kKeyBlock];
+    unrolled<kQueries * kKeyBlock>([&](auto i) GLM_INLINE { sums[i / kKeyBlock][i % kKeyBlock] = F32{}; });
+#pragma GCC unroll 1
     for (int i = 0; i < pitch; i += kLanes) {
-      F32 k[kKeyBlock];
-      for (int j = 0; j < kKeyBlock; ++j) {
-        k[j] = load(keys + (key + j) * pitch + i);
-        if (kQueries > 1) hold(k[j]);
-      }
-      for (int q = 0; q < kQueries; ++q) {
-        const F32 x = load(queries + q * pitch + i);
-        for (int j = 0; j < kKeyBlock; ++j) sums[q][j] = multiply_add(x, k[j], sums[q][j]);
-      }
+      F32 x[kQueries];
+      unrolled<kQueries>([&](auto q) GLM_INLINE {
+        x[q] = load(queries + q * pitch + i);
+        if (kQueries > 1) hold(x[q]);
+      });
+      unrolled<kKeyBlock>([&](auto j) GLM_INLINE {
+        const F32 k = load(keys + (key + j) * pitch + i);
+        unrolled<kQueries>([&](auto q) GLM_INLINE { sums[q][j] = multiply_add(x[q], k, sums[q][j]); });
+      });
     }
-    for (int q = 0; q < kQueries; ++q) sum_four(sums[q], scores + q * kPage + key);
+    unrolled<kQueries>([&](auto q) GLM_INLINE {
+      const F32x4 totals = sum_four(sums[q][0], sums[q][1], sums[q][2], sums[q][3]);
+      std::memcpy(scores + q * kPage + key, &totals, sizeof totals);
+    });
   }
 }
 
@@ -69,23 +74,23 @@ template <int kQueries, int kVectors>
 inline void value_columns(const float* weights, const float* scales, const float* page, int count, int pitch,
                           float* values) {
   F32 sums[kQueries][kVectors];
-  for (int q = 0; q < kQueries; ++q) {
-    for (int j = 0; j < kVectors; ++j) sums[q][j] = load(values + q * pitch + j * kLanes) * broadcast(scales[q]);
-  }
+  const auto each = [](auto f) GLM_INLINE {
+    unrolled<kQueries>([&](auto q) GLM_INLINE { unrolled<kVectors>([&](auto j) GLM_INLINE { f(q, j); }); });
+  };
+  each([&](auto q, auto j) GLM_INLINE { sums[q][j] = load(values + q * pitch + j * kLanes) * broadcast(scales[q]); });
+#pragma GCC unroll 1
   for (int key = 0; key < count; ++key) {
-    F32 v[kVectors];
-    for (int j = 0; j < kVectors; ++j) {
-      v[j] = load(page + key * pitch + j * kLanes);
-      if (kQueries > 1) hold(v[j]);
-    }
-    for (int q = 0; q < kQueries; ++q) {
-      const F32 weight = broadcast(weights[q * kPage + key]);
-      for (int j = 0; j < kVectors; ++j) sums[q][j] = multiply_add(weight, v[j], sums[q][j]);
-    }
+    F32 weight[kQueries];
+    unrolled<kQueries>([&](auto q) GLM_INLINE {
+      weight[q] = broadcast(weights[q * kPage + key]);
+      if (kQueries > 1) hold(weight[q]);
+    });
+    unrolled<kVectors>([&](auto j) GLM_INLINE {
+      const F32 v = load(page + key * pitch + j * kLanes);
+      unrolled<kQueries>([&](auto q) GLM_INLINE { sums[q][j] = multiply_add(weight[q], v, sums[q][j]); });
+    });
   }
-  for (int q = 0; q < kQueries; ++q) {
-    for (int j = 0; j < kVectors; ++j) store(values + q * pitch + j * kLanes, sums[q][j]);
-  }
+  each([&](auto q, auto j) GLM_INLINE { store(values + q * pitch + j * kLanes, sums[q][j]); });
 }
 
 template <int kQueries>

@@ -34,11 +34,7 @@ inline F32 load_fp8(const uint8_t* p) {
 inline void load_kv(const void* in, glm_dtype dtype, float* out, int n) {
 #if defined(__AVX2__)
   if (dtype == GLM_BF16 && n % kLanes == 0) {
-    F32 v[1];
-    for (int i = 0; i < n; i += kLanes) {
-      Bf16Loader::load(static_cast<const uint16_t*>(in) + i, v);
-      store(out + i, v[0]);
-    }
+    for (int i = 0; i < n; i += kLanes) store(out + i, Bf16Loader::fetch(static_cast<const uint16_t*>(in) + i));
     return;
   }
   if (dtype == GLM_FP8_E4M3 && n % kLanes == 0) {

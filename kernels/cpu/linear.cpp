@@ -12,11 +12,11 @@ namespace {
 struct Scratch {
   Scratch(std::byte* base, const glm_device* device, const glm_linear_args* args) : layout(base) {
     x = layout.take<float>(activation_floats(args->rows, args->x.cols));
-    matmul = layout.take<float>(device->pool.num_threads() * matmul_scratch_floats());
+    out = layout.take<float>(static_cast<size_t>(device->pool.num_threads()) * kMatmulOutFloats);
   }
   WorkspaceLayout layout;
   float* x;
-  float* matmul;
+  float* out; /* one block of results a thread */
 };
 
 /* Rows [begin, begin + rows) of a part, to columns from `out_col` on. */
@@ -63,22 +63,24 @@ glm_status linear(glm_device* device, const glm_linear_args* args) {
   if (args->rows == 0) return GLM_OK;
   const Scratch scratch(device->workspace, device, args);
   const Activations x = load_activations(device->pool, nullptr, args->rows, args->x, args->x_scale, scratch.x);
+  const int threads = device->pool.num_threads();
   int32_t row_blocks[GLM_MAX_PARTS];
   int64_t blocks = 0;
   for (int32_t part = 0; part < args->num_parts; ++part) {
     const int32_t rows = args->parts[part].rows;
-    row_blocks[part] = matmul_row_block(args->format, rows, args->x.cols, args->rows, device->pool.num_threads());
+    row_blocks[part] = matmul_row_block(args->format, rows, args->x.cols, 1, args->rows, threads);
     blocks += (rows + row_blocks[part] - 1) / row_blocks[part];
   }
   parallel_for(device->pool, blocks, 1, [&](int64_t begin, int64_t end, int thread) {
-    const MatmulScratch local = matmul_scratch(scratch.matmul, thread);
+    float* out = scratch.out + static_cast<size_t>(thread) * kMatmulOutFloats;
     for (int64_t i = begin; i < end; ++i) {
       const Block block = find_block(args, row_blocks, i);
       const WeightMatrix matrix{args->parts[block.part], args->format, args->x.cols};
-      for (int64_t t = 0; t < args->rows; t += kPanelTokens) {
-        const auto tokens = static_cast<int32_t>(std::min<int64_t>(kPanelTokens, args->rows - t));
-        matmul(matrix, block.begin, block.rows, x, {nullptr, 1}, t, tokens, local);
-        store_block(args, block, t, tokens, local.out);
+      const WeightRows w{matrix, block.begin, block.rows, matrix.row(block.begin + threads * row_blocks[block.part])};
+      for (int64_t t = 0; t < args->rows; t += kMatmulTokens) {
+        const auto tokens = static_cast<int32_t>(std::min<int64_t>(kMatmulTokens, args->rows - t));
+        matmul(w, x, {nullptr, 1}, t, tokens, out);
+        store_block(args, block, t, tokens, out);
       }
     }
   });

@@ -3,25 +3,44 @@
 #define GLM_CPU_MATMUL_H
 
 #include <algorithm>
+#include <cstddef>
 
 #include "activations.h"
 
 GLM_CPU_BEGIN
 
-inline constexpr int32_t kPanelRows = 12;    /* weight rows that are expanded to f32 at a time */
-inline constexpr int32_t kPanelTokens = 128; /* rows of x that share one expansion */
-inline constexpr int32_t kPanelCols = 384;   /* a panel and four rows of x stay in the first-level cache */
-inline constexpr int32_t kDirectTokens = 8;  /* up to so many, weights are expanded in registers only */
-inline constexpr int32_t kDirectRows = 256;  /* most weight rows of one call then */
+inline constexpr int32_t kMatmulTokens = 128;     /* most rows of x of one call */
+inline constexpr int32_t kMatmulRows = 256;       /* most weight rows of one call */
+inline constexpr int32_t kMatmulOutFloats = 4096; /* most values of one call's result */
 
-/* Floats of one call's result, at most. */
-inline constexpr size_t kMatmulOutFloats =
-    static_cast<size_t>(std::max(kPanelRows * kPanelTokens, kDirectRows* kDirectTokens));
+inline int64_t element_bytes(glm_weight_format format) {
+  switch (format) {
+    case GLM_W_F32:
+      return 4;
+    case GLM_W_BF16:
+    case GLM_W_F16:
+      return 2;
+    default:
+      return 1;
+  }
+}
 
 struct WeightMatrix {
   glm_weight weight;
   glm_weight_format format;
   int32_t cols;
+
+  int64_t row_bytes() const { return weight.stride * element_bytes(format); }
+  const std::byte* row(int32_t r) const { return static_cast<const std::byte*>(weight.data) + r * row_bytes(); }
+};
+
+/* Rows [begin, begin + rows) of a matrix, and the rows that the same thread will probably read next: they are fetched
+ * into the cache towards the end. */
+struct WeightRows {
+  const WeightMatrix& matrix;
+  int32_t begin;
+  int32_t rows;
+  const std::byte* then;
 };
 
 /* Rows of x: 0, 1, ... or, packed for an expert, order[0] / divisor, order[1] / divisor, ... */
@@ -32,25 +51,16 @@ struct TokenList {
   int64_t row(int64_t i) const { return order == nullptr ? i : order[i] / divisor; }
 };
 
-struct MatmulScratch {
-  float* weights; /* [kPanelRows][kPanelCols] */
-  float* sums;    /* [kPanelRows * kPanelTokens][kLanes] */
-  float* out;     /* [kMatmulOutFloats] */
-};
+/* How many rows of each matrix a call should take, to suit `tokens` rows of x and spread the work on `num_matrices` of
+ * them over the threads. At most what `matmul` takes. */
+int32_t matmul_row_block(glm_weight_format format, int32_t rows, int32_t cols, int64_t num_matrices, int64_t tokens,
+                         int num_threads);
 
-size_t matmul_scratch_floats();
-/* The scratch of thread `thread`, in a block of num_threads * matmul_scratch_floats(). */
-MatmulScratch matmul_scratch(float* block, int thread);
-
-/* How many of a matrix's rows a call should take, to suit `tokens` rows of x and spread the work over the threads. At
- * most what `matmul` takes. */
-int32_t matmul_row_block(glm_weight_format format, int32_t rows, int32_t cols, int64_t tokens, int num_threads);
-
-/* scratch.out[i][r] = w[row_begin + r] . x[tokens.row(token_begin + i)], scales applied, for i < num_tokens and r <
- * rows; rows of `out` follow each other without gaps. num_tokens <= kPanelTokens; rows <= kPanelRows, or kDirectRows if
- * num_tokens <= kDirectTokens. */
-void matmul(const WeightMatrix& matrix, int32_t row_begin, int32_t rows, const Activations& x, const TokenList& tokens,
-            int64_t token_begin, int32_t num_tokens, const MatmulScratch& scratch);
+/* out[i][r] = w[begin + r] . x[tokens.row(token_begin + i)], scales applied, for i < num_tokens and r < w.rows; rows of
+ * `out` follow each other without gaps. num_tokens <= kMatmulTokens, w.rows <= kMatmulRows, num_tokens * w.rows <=
+ * kMatmulOutFloats. */
+void matmul(const WeightRows& w, const Activations& x, const TokenList& tokens, int64_t token_begin, int32_t num_tokens,
+            float* out);
 
 GLM_CPU_END
 

@@ -16,7 +16,7 @@ struct Scratch {
     const auto threads = static_cast<size_t>(device->pool.num_threads());
     const size_t assignments = static_cast<size_t>(args->rows) * args->top_k;
     x = layout.take<float>(activation_floats(args->rows * args->top_k, args->x.cols));
-    matmul = layout.take<float>(threads * matmul_scratch_floats());
+    products = layout.take<float>(threads * kMatmulOutFloats);
     combine = layout.take<float>(threads * 2 * kCombineCols);
     results = layout.take<std::byte>(assignments * pitch * dtype_bytes(args->out.dtype));
   }
@@ -27,7 +27,7 @@ struct Scratch {
   ExpertTasks tasks;
   int64_t pitch;
   float* x;
-  float* matmul;
+  float* products;    /* one block of results a thread */
   float* combine;     /* [threads][2][kCombineCols] */
   std::byte* results; /* act [rows * top_k][pitch]: each assignment's own product */
 };
@@ -36,14 +36,17 @@ void* element(const glm_tensor& tensor, int64_t row, int64_t col) {
   return static_cast<std::byte*>(row_of(tensor, row)) + col * static_cast<int64_t>(dtype_bytes(tensor.dtype));
 }
 
-void run_task(const glm_moe_down_args* args, const ExpertTask& task, const Activations& x, const glm_tensor& results,
-              const MatmulScratch& local) {
+/* next: the task that this thread will probably run after this one. */
+void run_task(const glm_moe_down_args* args, const ExpertTask& task, const ExpertTask& next, const Activations& x,
+              const glm_tensor& results, float* products) {
   const WeightMatrix matrix{args->down.experts[task.expert], args->down.format, args->down.cols};
-  for (int32_t begin = task.begin; begin < task.end; begin += kPanelTokens) {
-    const int32_t count = std::min(kPanelTokens, task.end - begin);
-    matmul(matrix, task.row_begin, task.rows, x, {args->order, 1}, begin, count, local);
+  const WeightMatrix next_matrix{args->down.experts[next.expert], args->down.format, args->down.cols};
+  const WeightRows w{matrix, task.row_begin, task.rows, next_matrix.row(next.row_begin)};
+  for (int32_t begin = task.begin; begin < task.end; begin += kMatmulTokens) {
+    const int32_t count = std::min(kMatmulTokens, task.end - begin);
+    matmul(w, x, {args->order, 1}, begin, count, products);
     for (int32_t i = 0; i < count; ++i) {
-      store_act(local.out + i * task.rows, results.dtype, element(results, args->order[begin + i], task.row_begin),
+      store_act(products + i * task.rows, results.dtype, element(results, args->order[begin + i], task.row_begin),
                 task.rows);
     }
   }
@@ -98,8 +101,9 @@ glm_status moe_down(glm_device* device, const glm_moe_down_args* args) {
   scratch.tasks.plan(args->down, args->offsets, device->pool.num_threads());
   const glm_tensor results = scratch.result_rows(args);
   parallel_for(device->pool, scratch.tasks.num_tasks(), 1, [&](int64_t begin, int64_t end, int thread) {
-    const MatmulScratch local = matmul_scratch(scratch.matmul, thread);
-    for (int64_t i = begin; i < end; ++i) run_task(args, scratch.tasks[i], x, results, local);
+    float* products = scratch.products + static_cast<size_t>(thread) * kMatmulOutFloats;
+    for (int64_t i = begin; i < end; ++i)
+      run_task(args, scratch.tasks[i], scratch.tasks.after(i), x, results, products);
   });
   combine_rows(device, args, scratch);
   return GLM_OK;

@@ -15,17 +15,15 @@ struct Scratch {
       : layout(base), tasks(layout, args->gate.count), pitch(padded(args->gate.rows)) {
     const auto threads = static_cast<size_t>(device->pool.num_threads());
     x = layout.take<float>(activation_floats(args->rows, args->x.cols));
-    matmul = layout.take<float>(threads * matmul_scratch_floats());
-    gate = layout.take<float>(threads * kMatmulOutFloats);
+    gate_up = layout.take<float>(threads * 2 * kMatmulOutFloats);
     y = args->q.data == nullptr ? nullptr : layout.take<float>(static_cast<size_t>(args->rows) * args->top_k * pitch);
   }
   WorkspaceLayout layout;
   ExpertTasks tasks;
   int64_t pitch;
   float* x;
-  float* matmul;
-  float* gate; /* one tile a thread */
-  float* y;    /* [rows * top_k][pitch], where the whole row is needed to quantise it */
+  float* gate_up; /* two blocks of results a thread */
+  float* y;       /* [rows * top_k][pitch], where the whole row is needed to quantise it */
 };
 
 /* gate := silu(gate) * up, each step rounded as a store would. */
@@ -48,20 +46,22 @@ void store_tile(const glm_moe_gate_up_args* args, const Scratch& scratch, const 
   }
 }
 
-void run_task(const glm_moe_gate_up_args* args, const ExpertTask& task, const Activations& x, const Scratch& scratch,
-              int thread) {
-  const MatmulScratch local = matmul_scratch(scratch.matmul, thread);
-  float* gate = scratch.gate + static_cast<size_t>(thread) * kMatmulOutFloats;
+/* next: the task that this thread will probably run after this one. */
+void run_task(const glm_moe_gate_up_args* args, const ExpertTask& task, const ExpertTask& next, const Activations& x,
+              const Scratch& scratch, int thread) {
+  float* gate = scratch.gate_up + static_cast<size_t>(thread) * 2 * kMatmulOutFloats;
+  float* up = gate + kMatmulOutFloats;
   const TokenList tokens{args->order, args->top_k};
-  for (int32_t begin = task.begin; begin < task.end; begin += kPanelTokens) {
-    const int32_t count = std::min(kPanelTokens, task.end - begin);
-    const int32_t values = count * task.rows;
-    matmul({args->gate.experts[task.expert], args->gate.format, args->gate.cols}, task.row_begin, task.rows, x, tokens,
-           begin, count, local);
-    std::copy_n(local.out, values, gate);
-    matmul({args->up.experts[task.expert], args->up.format, args->up.cols}, task.row_begin, task.rows, x, tokens, begin,
-           count, local);
-    apply_swiglu(gate, local.out, values, args->out.dtype);
+  const WeightMatrix gate_matrix{args->gate.experts[task.expert], args->gate.format, args->gate.cols};
+  const WeightMatrix up_matrix{args->up.experts[task.expert], args->up.format, args->up.cols};
+  const WeightMatrix next_gate{args->gate.experts[next.expert], args->gate.format, args->gate.cols};
+  const WeightRows gate_rows{gate_matrix, task.row_begin, task.rows, up_matrix.row(task.row_begin)};
+  const WeightRows up_rows{up_matrix, task.row_begin, task.rows, next_gate.row(next.row_begin)};
+  for (int32_t begin = task.begin; begin < task.end; begin += kMatmulTokens) {
+    const int32_t count = std::min(kMatmulTokens, task.end - begin);
+    matmul(gate_rows, x, tokens, begin, count, gate);
+    matmul(up_rows, x, tokens, begin, count, up);
+    apply_swiglu(gate, up, count * task.rows, args->out.dtype);
     store_tile(args, scratch, task, args->order + begin, count, gate);
   }
 }
@@ -90,7 +90,7 @@ glm_status moe_gate_up(glm_device* device, const glm_moe_gate_up_args* args) {
   const Activations x = load_activations(device->pool, nullptr, args->rows, args->x, args->x_scale, scratch.x);
   scratch.tasks.plan(args->gate, args->offsets, device->pool.num_threads());
   parallel_for(device->pool, scratch.tasks.num_tasks(), 1, [&](int64_t begin, int64_t end, int thread) {
-    for (int64_t i = begin; i < end; ++i) run_task(args, scratch.tasks[i], x, scratch, thread);
+    for (int64_t i = begin; i < end; ++i) run_task(args, scratch.tasks[i], scratch.tasks.after(i), x, scratch, thread);
   });
   if (args->q.data != nullptr) quantize_rows(device, args, scratch);
   return GLM_OK;

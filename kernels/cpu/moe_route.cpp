@@ -21,7 +21,7 @@ struct Scratch {
     scores = layout.take<float>(args->rows * pitch);
     choices = layout.take<float>(device->pool.num_threads() * pitch);
     group_scores = layout.take<float>(device->pool.num_threads() * pitch);
-    matmul = layout.take<float>(device->pool.num_threads() * matmul_scratch_floats());
+    logits = layout.take<float>(static_cast<size_t>(device->pool.num_threads()) * kMatmulOutFloats);
   }
   WorkspaceLayout layout;
   size_t pitch;
@@ -29,23 +29,25 @@ struct Scratch {
   float* scores;       /* [rows][pitch] */
   float* choices;      /* [threads][pitch] */
   float* group_scores; /* likewise */
-  float* matmul;
+  float* logits;       /* one block a thread */
 };
 
 void compute_logits(glm_device* device, const glm_moe_route_args* args, const Scratch& scratch) {
   const Activations x = load_activations(device->pool, nullptr, args->rows, args->x, {}, scratch.x);
   const WeightMatrix matrix{args->weight, args->format, args->x.cols};
   const int32_t block =
-      matmul_row_block(args->format, args->experts, args->x.cols, args->rows, device->pool.num_threads());
+      matmul_row_block(args->format, args->experts, args->x.cols, 1, args->rows, device->pool.num_threads());
   parallel_for(device->pool, args->experts, block, [&](int64_t begin, int64_t end, int thread) {
-    const MatmulScratch local = matmul_scratch(scratch.matmul, thread);
+    float* logits = scratch.logits + static_cast<size_t>(thread) * kMatmulOutFloats;
     for (int64_t first = begin; first < end; first += block) {
       const auto experts = static_cast<int32_t>(std::min<int64_t>(block, end - first));
-      for (int64_t t = 0; t < args->rows; t += kPanelTokens) {
-        const auto tokens = static_cast<int32_t>(std::min<int64_t>(kPanelTokens, args->rows - t));
-        matmul(matrix, static_cast<int32_t>(first), experts, x, {nullptr, 1}, t, tokens, local);
+      const auto row = static_cast<int32_t>(first);
+      const WeightRows w{matrix, row, experts, matrix.row(row + experts)};
+      for (int64_t t = 0; t < args->rows; t += kMatmulTokens) {
+        const auto tokens = static_cast<int32_t>(std::min<int64_t>(kMatmulTokens, args->rows - t));
+        matmul(w, x, {nullptr, 1}, t, tokens, logits);
         for (int32_t i = 0; i < tokens; ++i) {
-          std::copy_n(local.out + i * experts, experts, scratch.scores + (t + i) * scratch.pitch + first);
+          std::copy_n(logits + i * experts, experts, scratch.scores + (t + i) * scratch.pitch + first);
         }
       }
     }

@@ -9,7 +9,7 @@ GLM_CPU_BEGIN
 
 /* Rows of `cols` elements that make a chunk worth handing to another thread. */
 inline int64_t row_grain(int64_t cols) {
-  return cols >= 8192 ? 1 : 8192 / (cols < 1 ? 1 : cols);
+  return cols >= 2048 ? 1 : 2048 / (cols < 1 ? 1 : cols);
 }
 
 GLM_CPU_END

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "isa.h"
 #ifdef __AVX2__
@@ -88,15 +89,27 @@ inline float sum(F32 v) {
 }
 #endif
 
-/* out[i] = sum(v[i]), with the same tree. */
-inline void sum_four(const F32* v, float* out) {
+using F32x4 = float __attribute__((vector_size(16)));
+
+/* sum(a), sum(b), sum(c), sum(d), with the same tree. */
+[[gnu::always_inline]] inline F32x4 sum_four(F32 a, F32 b, F32 c, F32 d) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
-  const __m256 quads = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
-  _mm_storeu_ps(out, _mm256_castps256_ps128(quads) + _mm256_extractf128_ps(quads, 1));
+  const __m256 quads = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+  return _mm256_castps256_ps128(quads) + _mm256_extractf128_ps(quads, 1);
 #else
-  for (int i = 0; i < 4; ++i) out[i] = sum(v[i]);
+  return F32x4{sum(a), sum(b), sum(c), sum(d)};
 #endif
 }
+
+/* f(0), f(1), ... f(N - 1), each with its argument as a compile-time constant: arrays indexed so live in registers,
+ * where a loop that the optimiser unrolls would leave them in memory. */
+template <int N, typename Function>
+[[gnu::always_inline]] inline void unrolled(Function f) {
+  [&]<int... i>(std::integer_sequence<int, i...>) __attribute__((always_inline)) {
+    (f(std::integral_constant<int, i>{}), ...);
+  }(std::make_integer_sequence<int, N>{});
+}
+#define GLM_INLINE __attribute__((always_inline))
 
 GLM_CPU_END
 

@@ -7,12 +7,12 @@
 
 GLM_CPU_BEGIN
 
-/* A loader reads kVectors * kLanes elements; load_first reads n of them and takes zeros for the rest. */
-template <typename Loader, typename Element, int kVectors>
-inline void load_first_elements(const Element* p, int n, F32 (&out)[kVectors]) {
-  Element padded[kVectors * kLanes] = {};
-  std::memcpy(padded, p, static_cast<size_t>(n) * sizeof(Element));
-  Loader::load(padded, out);
+/* A loader fetches kVectors * kLanes elements and expands them a vector at a time. */
+template <typename Loader>
+inline typename Loader::Raw fetch_first(const typename Loader::Element* p, int n) {
+  typename Loader::Element padded[Loader::kVectors * kLanes] = {};
+  std::memcpy(padded, p, static_cast<size_t>(n) * sizeof(typename Loader::Element));
+  return Loader::fetch(padded);
 }
 
 #if !defined(__AVX2__)
@@ -26,47 +26,62 @@ inline F32 convert_lanes(const Element* p) {
 
 struct F32Loader {
   using Element = float;
+  using Raw = F32;
   static constexpr int kVectors = 1;
   static constexpr float kScale = 1.0f;        /* of a product with what `load` returns */
   static constexpr bool kAlwaysFinite = false; /* whatever the bits: times a zero of x they add nothing */
-  static void load(const float* p, F32 (&out)[1]) { out[0] = cpu::load(p); }
+  static F32 fetch(const float* p) { return cpu::load(p); }
+  template <int>
+  static F32 expand(F32 raw) {
+    return raw;
+  }
 };
 
 struct Bf16Loader {
   using Element = uint16_t;
+  using Raw = F32;
   static constexpr int kVectors = 1;
   static constexpr float kScale = 1.0f;
   static constexpr bool kAlwaysFinite = false;
-  static void load(const uint16_t* p, F32 (&out)[1]) {
+  static F32 fetch(const uint16_t* p) {
 #if defined(__AVX512F__)
     const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    out[0] = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
 #elif defined(__AVX2__)
     const __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    out[0] = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16));
 #else
-    out[0] = convert_lanes<bf16_to_f32>(p);
+    return convert_lanes<bf16_to_f32>(p);
 #endif
+  }
+  template <int>
+  static F32 expand(F32 raw) {
+    return raw;
   }
 };
 
 struct F16Loader {
   using Element = uint16_t;
+  using Raw = F32;
   static constexpr int kVectors = 1;
   static constexpr float kScale = 1.0f;
   static constexpr bool kAlwaysFinite = false;
-  static void load(const uint16_t* p, F32 (&out)[1]) {
+  static F32 fetch(const uint16_t* p) {
 #if defined(__AVX512F__)
-    out[0] = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 #elif defined(__AVX2__)
-    out[0] = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 #else
-    out[0] = convert_lanes<f16_to_f32>(p);
+    return convert_lanes<f16_to_f32>(p);
 #endif
+  }
+  template <int>
+  static F32 expand(F32 raw) {
+    return raw;
   }
 };
 
-/* A vector of codes gives four of floats; vector j holds the columns 4 * lane + j (load_activations arranges x alike). With its sign,
+/* A vector of codes gives four of floats, which hold the columns 4 * lane + 0, 2, 1 and 3 (load_activations arranges x alike). With its sign,
  * exponent and mantissa where a float has them, a code is the same number times 2^-120, denormals included: the fields are 4 and 8
  * bits wide, the biases 7 and 127. x carries 2^110 in return. The two NaN codes would read as +-480: weights hold none. */
 struct Fp8Loader {
@@ -74,17 +89,17 @@ struct Fp8Loader {
   static constexpr int kVectors = 4;
   static constexpr float kScale = 0x1p10f;
   static constexpr bool kAlwaysFinite = true;
-  static void load(const uint8_t* p, F32 (&out)[4]) {
-    using I16 = int16_t __attribute__((vector_size(sizeof(F32))));
-    I16 codes;
+  using Raw = int16_t __attribute__((vector_size(sizeof(F32))));
+  static Raw fetch(const uint8_t* p) {
+    Raw codes;
     std::memcpy(&codes, p, sizeof codes);
-    const I32 even = reinterpret_cast<I32>((codes << 8) >> 4);
-    const I32 odd = reinterpret_cast<I32>(codes >> 4);
+    return codes;
+  }
+  template <int kVector>
+  static F32 expand(Raw codes) {
     const I32 fields = I32{} + static_cast<int32_t>(0x87f00000);
-    out[0] = reinterpret_cast<F32>((even << 16) & fields);
-    out[1] = reinterpret_cast<F32>((odd << 16) & fields);
-    out[2] = reinterpret_cast<F32>(even & fields);
-    out[3] = reinterpret_cast<F32>(odd & fields);
+    const I32 pair = reinterpret_cast<I32>(kVector < 2 ? (codes << 8) >> 4 : codes >> 4);
+    return reinterpret_cast<F32>((kVector % 2 == 0 ? pair << 16 : pair) & fields);
   }
 };
 
