@@ -11,6 +11,7 @@ from tests.kernels.harness import (
     BF16,
     DTYPES,
     F32,
+    FP8,
     Array,
     Buffer,
     Chunk,
@@ -58,6 +59,14 @@ CASES = [
     AttentionCase(9, 3, 64, [(1500, 1), (0, 1), (511, 1), (512, 1), (7, 1), (640, 3)]),
     AttentionCase(3, 3, 64, [(500, 40), (0, 100), (3, 1)]),
     AttentionCase(2, 1, 16, []),
+    # Chunks of many rows and decode rows in one step, and lengths where the CUDA table's splits end.
+    *(
+        AttentionCase(h, k, d, [(0, 65), (130, 1), (256, 70), (0, 1), (700, 2)], kv, BF16)
+        for h, k, d in [(12, 1, 128), (5, 1, 128), (16, 2, 64), (32, 2, 128)]
+        for kv in (BF16, FP8)
+    ),
+    AttentionCase(12, 1, 128, [(255, 1), (256, 1), (2047, 1), (2048, 1), (2300, 1)], BF16, BF16),
+    AttentionCase(12, 1, 128, [(2040, 40)], BF16, BF16),
 ]
 
 

@@ -1,8 +1,10 @@
+from typing import Any
+
 import numpy as np
 import pytest
 
 from tests.kernels.cases_attention import CASES, EDGES, AttentionCase, AttentionProblem
-from tests.kernels.harness import BF16, Chunk, Device, assert_bits_equal, assert_close
+from tests.kernels.harness import BF16, FP8, Chunk, Device, assert_bits_equal, assert_close
 
 
 def tolerance(case: AttentionCase) -> float:
@@ -55,6 +57,20 @@ def test_chunking_keeps_bits_for_every_ratio(
     whole = problem.run(device, [Chunk(0, 0, 70)])[0]
     for sizes in ([1], [3, 20]):
         assert_bits_equal(np.concatenate([problem.run(device, [c])[0] for c in split(70, sizes)]), whole)
+
+
+@pytest.mark.parametrize("kv", [BF16, FP8], ids=str)
+@pytest.mark.parametrize("heads,kv_heads,head_dim", [(12, 1, 128), (16, 2, 64)])
+def test_bf16_rows_keep_their_bits_in_any_chunking(
+    device: Device, rng: np.random.Generator, heads: int, kv_heads: int, head_dim: int, kv: "np.dtype[Any]"
+) -> None:
+    problem = AttentionProblem(AttentionCase(heads, kv_heads, head_dim, [(0, 530)], kv, BF16), rng)
+    whole = problem.run(device, [Chunk(0, 0, 530)])[0]
+    for sizes in ([100, 37], [265]):
+        parts = [problem.run(device, [chunk])[0] for chunk in split(530, sizes)]
+        assert_bits_equal(np.concatenate(parts), whole)
+    for row in (0, 63, 64, 255, 256, 511, 512, 529):
+        assert_bits_equal(problem.run(device, [Chunk(0, row, 1)])[0], whole[row : row + 1])
 
 
 def test_a_row_has_the_same_bits_alone_and_in_a_crowd(
