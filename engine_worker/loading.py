@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
 import structlog
@@ -15,14 +15,12 @@ from engine_worker.plan.memory import rank_memory
 from engine_worker.plan.record import KvCache
 from engine_worker.runtime.abi import Engine, kernel_table_path
 from engine_worker.runtime.c_types import PAGE_SIZE
-from engine_worker.runtime.records import EngineInfo, EngineOptions, RankOptions
+from engine_worker.runtime.records import EngineInfo, EngineOptions, Progress, RankOptions
 from engine_worker.service import Context, EngineService, ServeContext
 from glmserve.engine.v1 import engine_pb2, engine_pb2_grpc
 from glmserve.service.status import UnavailableError
 
 log = structlog.get_logger()
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)

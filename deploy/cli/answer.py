@@ -34,8 +34,8 @@ def run(
     worker_args: Sequence[str] = (),
 ) -> None:
     """Send the request to `target`, or to a local pair serving `model`, and print the answer."""
-    with inference(model, target, access, worker_args) as stub, request_errors():
-        answer = collect(stub.Generate(request), show=not as_json)
+    with inference(model, target, access, worker_args) as client, request_errors():
+        answer = collect(client.Generate(request), show=not as_json)
     if as_json:
         with_logprobs = request.sampling.HasField("logprobs")
         print(json.dumps(as_object(answer, with_logprobs=with_logprobs), ensure_ascii=False))

@@ -40,5 +40,5 @@ def chat(
     from glmserve.inference.v1 import inference_pb2  # noqa: PLC0415 - gRPC is slow to import
 
     sampling = inference_pb2.SamplingOptions(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    with inference(model, target, Access(tls_ca, tls_cert, tls_key, api_key)) as stub:
-        converse(Conversation(stub, requested_name(model, target), sampling, system))
+    with inference(model, target, Access(tls_ca, tls_cert, tls_key, api_key)) as client:
+        converse(Conversation(client, requested_name(model, target), sampling, system))

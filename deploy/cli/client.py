@@ -14,7 +14,7 @@ from deploy.local import LocalOptions, local_cluster
 from deploy.models.catalog import DEFAULT_MODEL
 from glmserve.inference.v1 import inference_pb2_grpc
 
-Stub = inference_pb2_grpc.InferenceServiceStub
+InferenceClient = inference_pb2_grpc.InferenceServiceStub
 
 _CALLER_S_FAULT = {
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -52,12 +52,12 @@ def requested_name(model: str | None, target: str | None) -> str:
 @contextmanager
 def inference(
     model: str | None, target: str | None, access: Access = PLAIN_TEXT, worker_args: Sequence[str] = ()
-) -> Iterator[Stub]:
-    """A stub of the router at `target`, or of a pair started here and stopped at the end."""
+) -> Iterator[InferenceClient]:
+    """A client of the router at `target`, or of a pair started here and stopped at the end."""
     if target is None and access != PLAIN_TEXT:
         raise typer.BadParameter("needed by --tls-ca, --tls-cert, --tls-key and --api-key", param_hint="--target")
     with router_address(model, target, worker_args) as address, access.channel(address) as channel:
-        yield Stub(channel)
+        yield InferenceClient(channel)
 
 
 @contextmanager

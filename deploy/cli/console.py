@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from deploy.errors import ModelError
 from deploy.models.catalog import resolve_model
 from deploy.models.progress import Progress as Report
 
@@ -35,3 +36,14 @@ def model_directory(name_or_dir: str) -> Path:
     """Resolve `--model`, showing progress while a model is fetched."""
     with progress_bar() as report:
         return resolve_model(name_or_dir, report)
+
+
+@contextmanager
+def worker_errors() -> Iterator[None]:
+    """WorkerError becomes ModelError: what is wrong is the model, or what was asked of it."""
+    from engine_worker.errors import WorkerError  # noqa: PLC0415
+
+    try:
+        yield
+    except WorkerError as error:
+        raise ModelError(str(error)) from None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator
 
 import grpc
 
-from deploy.cli.client import RequestError, Stub, request_errors
+from deploy.cli.client import InferenceClient, RequestError, request_errors
 from deploy.cli.console import messages
 from glmserve.inference.v1 import inference_pb2
 
@@ -16,9 +16,11 @@ from glmserve.inference.v1 import inference_pb2
 class Conversation:
     """The messages so far. What the model said before an answer was aborted is part of them."""
 
-    def __init__(self, stub: Stub, model: str, sampling: inference_pb2.SamplingOptions, system: str | None) -> None:
+    def __init__(
+        self, client: InferenceClient, model: str, sampling: inference_pb2.SamplingOptions, system: str | None
+    ) -> None:
         """`model` and `sampling` go into every request; `system` is the system message, if any."""
-        self._stub = stub
+        self._client = client
         self._model = model
         self._sampling = sampling
         self._call: grpc.Call | None = None
@@ -36,7 +38,7 @@ class Conversation:
         history = [*self.messages, turn]
         request = inference_pb2.ChatRequest(model=self._model, messages=history, sampling=self._sampling)
         answer = inference_pb2.ChatMessage(role=inference_pb2.ROLE_ASSISTANT)
-        call = self._call = self._stub.Chat(request)
+        call = self._call = self._client.Chat(request)
         if self._cancelled:
             call.cancel()
         try:

@@ -4,8 +4,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli.console import model_directory, progress_bar
-from deploy.errors import ModelError
+from deploy.cli.console import model_directory, progress_bar, worker_errors
 from deploy.models.catalog import CATALOG, DEFAULT_MODEL
 
 app = typer.Typer(help="Fetch models, and look into checkpoints.", no_args_is_help=True, rich_markup_mode=None)
@@ -28,13 +27,10 @@ def inspect(
     model: Annotated[str, typer.Argument(metavar="DIR|NAME", help="A checkpoint directory or a known model.")],
 ) -> None:
     """List every tensor: name, dtype, shape, bytes, shard."""
-    from engine_worker.errors import WorkerError  # noqa: PLC0415
     from engine_worker.weights.safetensors_index import read_checkpoint  # noqa: PLC0415
 
-    try:
+    with worker_errors():
         tensors = read_checkpoint(model_directory(model)).tensors.values()
-    except WorkerError as error:
-        raise ModelError(str(error)) from None
     rows = [
         (
             tensor.name,

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deploy.cli.console import model_directory
+from deploy.cli.console import model_directory, worker_errors
 from deploy.cli.options import ModelOption
-from deploy.errors import ModelError
 from deploy.models.catalog import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -22,6 +21,16 @@ class Step(StrEnum):
     DECODE = "decode"
 
 
+class Weights(StrEnum):
+    CHECKPOINT = "checkpoint"
+    SYNTHETIC = "synthetic"
+
+    @property
+    def seed(self) -> int | None:
+        """See build_model."""
+        return 0 if self is Weights.SYNTHETIC else None
+
+
 class KvDtype(StrEnum):
     AUTO = "auto"
     F32 = "f32"
@@ -31,8 +40,8 @@ class KvDtype(StrEnum):
 
 StepOption = Annotated[Step, typer.Option(help="Prefill, alone or beside decodes; or decode alone.")]
 KvDtypeOption = Annotated[KvDtype, typer.Option(help="Of cached K and V; auto is the activations' dtype.")]
-
-
+WeightsOption = Annotated[Weights, typer.Option(help="synthetic: made up, so that only config.json is read.")]
+GpuOption = Annotated[int, typer.Option(min=0, metavar="N", help="Index of the GPU.")]
 TpOption = Annotated[int, typer.Option(min=1, max=64, metavar="N", help="Ranks: tensor parallelism.")]
 EpOption = Annotated[
     int | None,
@@ -87,13 +96,10 @@ def load_plan(model: str, step: Step, kv_dtype: KvDtype, *, tp: int, ep: int | N
     """Record the plan of a checkpoint; ModelError if it cannot be served, or not by these ranks."""
     if rank >= tp:
         raise typer.BadParameter(f"below --tp, which is {tp}", param_hint="--rank")
-    from engine_worker.errors import WorkerError  # noqa: PLC0415
     from engine_worker.models import Parallelism, build_model  # noqa: PLC0415
 
-    try:
+    with worker_errors():
         built = build_model(model_directory(model), kv_dtype.value, Parallelism(tp, ep))
-    except WorkerError as error:
-        raise ModelError(str(error)) from None
     chosen = built.ranks[rank]
     return chosen.mixed if step is Step.MIXED else chosen.decode
 

@@ -5,11 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deploy.cli.console import model_directory
+from deploy.cli.console import model_directory, worker_errors
 from deploy.cli.options import ModelOption
-from deploy.cli.plan import KvDtype, KvDtypeOption, aligned
-from deploy.cli.plan_profile import Weights
-from deploy.errors import ModelError
+from deploy.cli.plan import GpuOption, KvDtype, KvDtypeOption, Weights, WeightsOption, aligned
 from deploy.models.catalog import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -24,13 +22,11 @@ class Kernels(StrEnum):
 def parity(
     *,
     model: ModelOption = DEFAULT_MODEL,
-    weights: Annotated[
-        Weights, typer.Option(help="synthetic: made up, so that only config.json is read.")
-    ] = Weights.CHECKPOINT,
+    weights: WeightsOption = Weights.CHECKPOINT,
     kv_dtype: KvDtypeOption = KvDtype.AUTO,
     kernels: Annotated[Kernels, typer.Option(help="The table to test.")] = Kernels.CUDA,
     against: Annotated[Kernels, typer.Option(help="The table that is right.")] = Kernels.CPU,
-    gpu: Annotated[int, typer.Option(min=0, metavar="N", help="Index of the GPU.")] = 0,
+    gpu: GpuOption = 0,
     sequences: Annotated[int, typer.Option(min=1, max=64, metavar="N", help="That run together.")] = 3,
     prompt_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Of the longest one.")] = 40,
     steps: Annotated[int, typer.Option(min=0, metavar="N", help="Decode steps after the prompts.")] = 4,
@@ -39,7 +35,6 @@ def parity(
 
     After each op the tested table goes on with the other's results, so that each op is judged by itself.
     """
-    from engine_worker.errors import WorkerError  # noqa: PLC0415
     from engine_worker.models import build_model  # noqa: PLC0415
     from engine_worker.parity.run import Table, random_prompts, run_parity, worst_of_each_kind  # noqa: PLC0415
     from engine_worker.runtime.abi import kernel_table_path  # noqa: PLC0415
@@ -48,12 +43,10 @@ def parity(
         return Table(kernel_table_path(name.value), gpu if name is Kernels.CUDA else 0)
 
     directory = model_directory(model)
-    try:
-        built = build_model(directory, kv_dtype.value, synthetic_seed=0 if weights is Weights.SYNTHETIC else None)
+    with worker_errors():
+        built = build_model(directory, kv_dtype.value, synthetic_seed=weights.seed)
         prompts = random_prompts(sequences, prompt_tokens, built.config.vocab_size)
         found = list(run_parity(built, table(against), table(kernels), prompts, steps))
-    except WorkerError as error:
-        raise ModelError(str(error)) from None
     for line in aligned([("op", "worst at", "output", "error"), *(_row(error) for error in worst_of_each_kind(found))]):
         print(line)
     print(f"{kernels.value} agrees with {against.value}: {1 + steps} steps, {len(found)} outputs")

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deploy.cli.console import model_directory
+from deploy.cli.console import model_directory, worker_errors
 from deploy.cli.options import ModelOption
-from deploy.cli.plan import KvDtype, KvDtypeOption, aligned
-from deploy.errors import ModelError
+from deploy.cli.plan import GpuOption, KvDtype, KvDtypeOption, Weights, WeightsOption, aligned
 from deploy.models.catalog import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -24,20 +23,13 @@ class Device(StrEnum):
     CUDA = "cuda"
 
 
-class Weights(StrEnum):
-    CHECKPOINT = "checkpoint"
-    SYNTHETIC = "synthetic"
-
-
 def profile(
     *,
     model: ModelOption = DEFAULT_MODEL,
-    weights: Annotated[
-        Weights, typer.Option(help="synthetic: made up, so that only config.json is read.")
-    ] = Weights.CHECKPOINT,
+    weights: WeightsOption = Weights.CHECKPOINT,
     kv_dtype: KvDtypeOption = KvDtype.AUTO,
     device: Annotated[Device, typer.Option(help="auto: a GPU if one answers.")] = Device.AUTO,
-    gpu: Annotated[int, typer.Option(min=0, metavar="N", help="Index of the GPU.")] = 0,
+    gpu: GpuOption = 0,
     threads: Annotated[int, typer.Option(min=0, metavar="N", help="Of the CPU kernels; 0: one for each core.")] = 0,
     batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences in the step.")] = 1,
     context: Annotated[int, typer.Option(min=1, metavar="L", help="Length of each sequence after the step.")] = 512,
@@ -59,7 +51,6 @@ def profile(
     if prefill is not None and prefill > context:
         raise typer.BadParameter(f"at most --context, which is {context}", param_hint="--prefill")
     from engine_worker.device import choose_device  # noqa: PLC0415
-    from engine_worker.errors import WorkerError  # noqa: PLC0415
     from engine_worker.models import Parallelism, build_model  # noqa: PLC0415
     from engine_worker.profile.report import profile_step  # noqa: PLC0415
     from engine_worker.profile.shape import StepShape  # noqa: PLC0415
@@ -67,9 +58,9 @@ def profile(
     directory = model_directory(model)
     shape = StepShape(batch, context, prefill or 1, decode=prefill is None)
     slice_of = Parallelism(tp=tp, rank_slice=0 if tp > 1 else None)
-    try:
+    with worker_errors():
         table = choose_device(device.value, gpu).table
-        built = build_model(directory, kv_dtype.value, slice_of, 0 if weights is Weights.SYNTHETIC else None)
+        built = build_model(directory, kv_dtype.value, slice_of, weights.seed)
         found = profile_step(
             built,
             shape,
@@ -79,8 +70,6 @@ def profile(
             flops_per_s=None if gflops is None else gflops * 1e9,
             every_label=every_label,
         )
-    except WorkerError as error:
-        raise ModelError(str(error)) from None
     if as_json:
         json.dump(as_record(found), sys.stdout, indent=2)
         print()

@@ -1,7 +1,6 @@
 #include "matmul.h"
 
 #include <algorithm>
-#include <type_traits>
 
 #include "dot_tile.h"
 
@@ -13,7 +12,7 @@ namespace {
  * additions. R divides kRowMultiple and R * T is a multiple of 4. */
 constexpr int kTileTokens = 4;
 constexpr int tile_rows(int tokens) {
-  return tokens == 1 ? 8 : tokens == 2 ? 4 : tokens == 3 ? 4 : 3;
+  return tokens == 1 ? 8 : tokens < kTileTokens ? 4 : 3;
 }
 constexpr int32_t kRowMultiple = 24;
 

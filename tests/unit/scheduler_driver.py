@@ -142,3 +142,8 @@ class Driver:
             assert finish.key[1] not in self.finishes, "a request ended twice"
             self.finishes[finish.key[1]] = finish
         self.scheduler.check()
+
+
+def rows(plan: StepPlan) -> dict[int, tuple[int, int, bool]]:
+    """Of each request in a step, by its number: first position, rows, whether the last row is sampled."""
+    return {chunk.request.key[1]: (chunk.start, chunk.rows, chunk.samples) for chunk in plan.chunks}
