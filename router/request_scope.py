@@ -7,16 +7,14 @@ import contextlib
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-import grpc
 import structlog
 
 from glmserve.inference.v1 import inference_pb2
-from glmserve.service import identity
 from glmserve.service.status import DeadlineError, OverloadedError, ServiceError
 from glmserve.service.tracing import TRACEPARENT_KEY, trace_id_of
+from router.call import Call
 from router.dispatch.admission import Ticket
 from router.dispatch.request_run import RequestRun
 from router.telemetry import RequestRecord, RouterTelemetry
@@ -33,10 +31,8 @@ class RequestScope:
     Times are in seconds of `time.perf_counter`.
     """
 
-    def __init__(
-        self, method: str, request_id: str, deadline_s: float | None, telemetry: RouterTelemetry, traceparent: str
-    ) -> None:
-        """`deadline_s`: seconds the client gives us from now; None: no end. `traceparent`: the client's, or ""."""
+    def __init__(self, method: str, request_id: str, call: Call, telemetry: RouterTelemetry, traceparent: str) -> None:
+        """`traceparent`: the client's, or ""."""
         self.request_id = request_id
         self.started = time.perf_counter()
         self.submitted_at: float | None = None
@@ -48,8 +44,8 @@ class RequestScope:
         self.traceparent = traceparent if self._trace is None else self._trace.traceparent
         self.trace_id = trace_id_of(self.traceparent) or request_id
         self._method = method
-        self._caller = identity.current().name
-        self._deadline_s = deadline_s
+        self._caller = call.caller.name
+        self._deadline_s = call.time_remaining()
         self._finish: inference_pb2.Finish | None = None
         # Until something else is known: nobody but the client ends an RPC without a word.
         self._status = "CANCELLED"
@@ -168,19 +164,16 @@ class RequestScope:
         log.info("request", **fields)
 
 
-async def open_scope(
-    context: grpc.aio.ServicerContext[Any, Any], method: str, telemetry: RouterTelemetry
-) -> RequestScope:
-    """Begin a request, which the RPC's end closes. Its id (the client's if sane) goes back in the initial metadata."""
-    metadata: Mapping[str, str | bytes] = dict(context.invocation_metadata() or ())
-    given = metadata.get(REQUEST_ID_KEY)
-    request_id = given if isinstance(given, str) and _SANE_ID.fullmatch(given) else uuid.uuid4().hex
-    context_given = metadata.get(TRACEPARENT_KEY)
-    traceparent = context_given if isinstance(context_given, str) and trace_id_of(context_given) else ""
-    scope = RequestScope(method, request_id, context.time_remaining(), telemetry, traceparent)
-    # A callback, not `finally`: an RPC cancelled while a response is being written leaves its generator unfinished.
-    context.add_done_callback(lambda _context: scope.close())  # type: ignore[arg-type]
-    await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
+async def open_scope(call: Call, method: str, telemetry: RouterTelemetry) -> RequestScope:
+    """Begin a request, which the call's end closes. Its id (the client's if sane) goes back before anything else."""
+    given = call.headers.get(REQUEST_ID_KEY, "")
+    request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
+    context_given = call.headers.get(TRACEPARENT_KEY, "")
+    traceparent = context_given if trace_id_of(context_given) else ""
+    scope = RequestScope(method, request_id, call, telemetry, traceparent)
+    # A callback, not `finally`: a call cancelled while a response is being written leaves its generator unfinished.
+    call.add_done_callback(scope.close)
+    await call.accept({REQUEST_ID_KEY: request_id})
     return scope
 
 

@@ -31,6 +31,7 @@ from router.dispatch.request_run import FailoverLimits
 from router.dispatch.tenants import Tenants
 from router.dispatch.worker_pool import PoolSettings, WorkerPool
 from router.errors import CheckpointError
+from router.inference import InferenceCore
 from router.model import TextModel
 from router.service import SERVICE, InferenceService
 from router.telemetry import RouterTelemetry
@@ -97,7 +98,7 @@ class Router:
         router_telemetry = RouterTelemetry(telemetry)
         router_telemetry.observe(lambda: pool.num_serving)
         failover = FailoverLimits(config.failover_moves, config.failover_wait_s)
-        service = InferenceService(model, pool, failover, admission, router_telemetry)
+        service = InferenceService(InferenceCore(model, pool, failover, admission, router_telemetry))
         pace = wire.StreamPace(config.stall_s, config.stream_interval_ms / 1000)
         started = await start_server(
             lambda server: wire.register(SERVICE, service, server, pace),
