@@ -79,9 +79,10 @@ sanitize: build/protos.stamp
 	native/sanitize.sh address
 	native/sanitize.sh thread
 
-# Fifty times the examples of `make test`, and new ones each time.
+# Fifty times the examples of `make test`, and new ones each time unless FUZZ_SEED is given.
+FUZZ_FACTOR ?= 50
 fuzz: build
-	GLM_FUZZ_FACTOR=50 pytest --timeout 0 tests/chaos/test_fuzz_router.py tests/chaos/test_fuzz_worker.py \
+	GLM_FUZZ_FACTOR=$(FUZZ_FACTOR) pytest --timeout 0 $(if $(FUZZ_SEED),--hypothesis-seed=$(FUZZ_SEED)) tests/chaos/test_fuzz_router.py tests/chaos/test_fuzz_worker.py \
 	  tests/chaos/test_fuzz_files.py tests/unit/test_checkpoint_fuzz.py
 
 # 20,000 short requests with random cancels; says what memory they cost.
@@ -103,7 +104,7 @@ hostile: build
 # Known vulnerabilities of what is installed. Asks an online database, and fails if that cannot be reached.
 audit: build/venv.stamp
 	pip freeze --exclude-editable > build/installed.txt
-	pip-audit --strict --disable-pip --no-deps --progress-spinner off --requirement build/installed.txt
+	pip-audit --vulnerability-service osv --strict --disable-pip --no-deps --progress-spinner off --requirement build/installed.txt
 
 bench: build
 	python -m tests.bench.cpu
