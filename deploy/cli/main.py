@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from deploy.cli import bench, chat, generate, key, model, plan, plan_parity, plan_profile, services, top
+from deploy.cli import bench, chat, deploy, generate, key, model, plan, plan_parity, plan_profile, services, top
 from deploy.cli.console import messages
 from deploy.errors import DeployError
 
@@ -41,6 +41,7 @@ app.command()(chat.chat)
 app.add_typer(key.app, name="key")
 app.command()(top.top)
 app.add_typer(bench.app, name="bench")
+app.add_typer(deploy.app, name="deploy")
 app.add_typer(model.app, name="model")
 plan.app.command()(plan_profile.profile)
 plan.app.command()(plan_parity.parity)

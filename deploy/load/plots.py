@@ -21,7 +21,7 @@ def require_matplotlib() -> Any:
     try:
         import matplotlib as mpl  # noqa: PLC0415
     except ImportError:
-        raise PlotsError("--plots needs matplotlib: pip install 'glmserve[dev]'") from None
+        raise PlotsError("--plots needs matplotlib: pip install 'glmserve[plots]'") from None
     mpl.use("Agg")
     return mpl
 
