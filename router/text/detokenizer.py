@@ -43,8 +43,10 @@ class Detokenizer:
         return text
 
     def finish(self) -> str:
-        """What is left: U+FFFD if the sequence ends within a character, else nothing."""
-        return "" if self._in_prompt else self._open.decode(errors="replace")
+        """What is left: U+FFFD if the text ends within a character, else nothing. What is pushed next is a new text."""
+        left = b"" if self._in_prompt else self._open
+        self._open, self._in_prompt = b"", False
+        return left.decode(errors="replace")
 
     def _open_character(self, prompt_ids: Sequence[int]) -> bytes:
         tail = b""

@@ -52,8 +52,9 @@ class StopStrings:
         return seen[:cut]
 
     def finish(self) -> str:
-        """The text is over: what was held back, unless a stop string matched."""
+        """The text is over: what was held back, unless a stop string matched. What is pushed next is a new text."""
         held, self._held = self._held, ""
+        self._state = self._root
         return "" if self.matched is not None else held
 
 

@@ -34,7 +34,8 @@ class TextTokenizer:
     """Immutable once loaded; safe to share.
 
     `token_bytes[id]`: the bytes the id stands for; b"" for an id of the model's vocabulary that the tokeniser lacks.
-    `special_ids`: ids of control tokens, which are no part of a text.
+    `special_ids`: ids of control tokens, which are no part of a text. `added_ids`: text -> id of the tokens, control
+    tokens among them, that the tokeniser looks for in a text before it splits the rest.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -48,6 +49,7 @@ class TextTokenizer:
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.added_ids = {token.content: token_id for token_id, token in added.items()}
         self.token_bytes = [b""] * vocab_size
         for token, token_id in tokenizer.get_vocab(with_added_tokens=True).items():
             if token_id >= vocab_size:

@@ -25,7 +25,14 @@ class ToolSyntax(Enum):
 
 @dataclass(frozen=True)
 class ToolStyle:
-    """`tag_ids`: those of TAGS that are one token of the tokeniser, which never spells them otherwise."""
+    """`tag_ids`: those of TAGS that are one token of the tokeniser, by which alone they are then known."""
 
     syntax: ToolSyntax
     tag_ids: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    """`rejected`: the text after <tool_call>, if it turned out to be no call."""
+
+    rejected: str | None = None
