@@ -3,7 +3,7 @@
     x += attention(norm(x)); x += mlp(norm(x))      in each layer; then norm and head
 
 The residual stream stays in `resid`; a block's output waits in `delta` and is added by the next norm. With several
-ranks a block's output is a partial sum on each, until it is added up over the ranks.
+ranks a block's output is a partial sum on each, and that norm adds it up over the ranks.
 """
 
 from __future__ import annotations
@@ -185,7 +185,8 @@ def attention(
     first, end = layout.heads(c)
     heads = end - first
     x = s.x.for_readers(w.qkv)
-    p.rms_norm("attn.norm", s.resid, w.attn_norm, c.rms_norm_eps, delta=delta, out=x)
+    reduce = layout.exchanges and delta is not None
+    p.rms_norm("attn.norm", s.resid, w.attn_norm, c.rms_norm_eps, delta=delta, reduce=reduce, out=x)
     p.linear("attn.qkv", x, w.qkv, out=s.qkv)
     norms = None if w.qk_norm is None else (*w.qk_norm, c.rms_norm_eps)
     p.qk_norm_rope_store("attn.rope_store", s.qkv, norms, heads=heads, rope=s.rope, layer=i, out=s.q)
@@ -194,25 +195,21 @@ def attention(
     if attn.q:
         p.quantize("attn.quantize", s.attn.plain, out=attn)
     p.linear("attn.o", attn, w.o, out=s.delta)
-    if layout.exchanges:
-        p.all_reduce("attn.reduce", s.delta)
 
 
 def mlp(p: Recorder, c: ModelConfig, s: Scratch, w: LayerWeights, layout: Layout) -> None:
     """delta = mlp(norm(resid + delta)): dense in the first layers, experts in the others."""
     if isinstance(w.mlp, MlpWeights):
         x = s.x.for_readers(w.mlp.gate_up)
-        p.rms_norm("mlp.norm", s.resid, w.mlp_norm, c.rms_norm_eps, delta=s.delta, out=x)
+        p.rms_norm("mlp.norm", s.resid, w.mlp_norm, c.rms_norm_eps, delta=s.delta, reduce=layout.exchanges, out=x)
         with p.scope("mlp"):
             swiglu(p, x, w.mlp, s.dense, out=s.delta)
     else:
         shared = [w.mlp.shared.gate_up] if w.mlp.shared else []
         x = s.x.for_readers(w.mlp.router, w.mlp.gate, *shared)
-        p.rms_norm("mlp.norm", s.resid, w.mlp_norm, c.rms_norm_eps, delta=s.delta, out=x)
+        p.rms_norm("mlp.norm", s.resid, w.mlp_norm, c.rms_norm_eps, delta=s.delta, reduce=layout.exchanges, out=x)
         with p.scope("moe"):
             moe(p, c, s, x, w.mlp)
-    if layout.exchanges:
-        p.all_reduce("mlp.reduce", s.delta)
 
 
 def swiglu(p: Recorder, x: Activation, w: MlpWeights, s: MlpScratch, out: Buffer) -> None:
@@ -264,6 +261,6 @@ def head(p: Recorder, c: ModelConfig, s: Scratch, w: Weights, layout: Layout) ->
         p.gather_rows("head.gather_resid", s.resid, out=resid)
         p.gather_rows("head.gather_delta", s.delta, out=delta)
     x = forms.for_readers(w.head)
-    p.rms_norm("head.norm", resid, w.norm, c.rms_norm_eps, delta=delta, out=x)
+    p.rms_norm("head.norm", resid, w.norm, c.rms_norm_eps, delta=delta, reduce=layout.exchanges, out=x)
     p.linear("head.logits", x, w.head, out=s.logits)
     p.sample("head.sample", s.logits, layout.vocab(c))

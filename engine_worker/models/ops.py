@@ -70,20 +70,30 @@ class Recorder:
         self._record("embed", label, table=table, out=out)
 
     def rms_norm(
-        self, label: str, residual: Buffer, weight: Vector, eps: float, *, delta: Buffer | None = None, out: Activation
+        self,
+        label: str,
+        residual: Buffer,
+        weight: Vector,
+        eps: float,
+        *,
+        delta: Buffer | None = None,
+        reduce: bool = False,
+        out: Activation,
     ) -> None:
         """residual += delta, in place; out = weight * normalised residual, in each of out's forms.
 
-        Rows as the residual has.
+        Rows as the residual has. With `reduce` the delta is summed over the ranks first, and is then used up.
         """
         check, rows, cols = self._check(label), residual.rows, residual.cols
         check.activation("residual", residual, rows, cols)
         if delta is not None:
             check.activation("delta", delta, rows, cols)
         check.vector("weight", weight, cols)
+        check.that(not reduce or delta is not None, "reduce: there is no delta to sum over the ranks")
         self._check_out(check, out, rows, cols)
         forms = {"out": out.plain, "q": out.q, "scale": out.scale, "rows": _stated(rows)}
-        self._record("rms_norm", label, residual=residual, delta=delta, weight=weight, eps=eps, **forms)
+        added = {"delta": delta, "reduce": 1 if reduce else None}
+        self._record("rms_norm", label, residual=residual, **added, weight=weight, eps=eps, **forms)
 
     def quantize(self, label: str, x: Buffer, *, out: Activation) -> None:
         """out.q, out.scale = FP8 of x."""

@@ -38,6 +38,10 @@ size_t rms_norm_workspace(const glm_device* device, const glm_rms_norm_args* arg
 }
 
 glm_status rms_norm(glm_device* device, const glm_rms_norm_args* args) {
+  if (args->reduce != 0) {
+    const glm_all_reduce_args sum{args->rows, args->delta};
+    if (const glm_status status = all_reduce(device, &sum); status != GLM_OK) return status;
+  }
   const int32_t cols = args->residual.cols;
   const ThreadScratch scratch(device, device->workspace, 2 * int64_t{cols});
   parallel_for(device->pool, args->rows, row_grain(cols), [&](int64_t begin, int64_t end, int thread) {

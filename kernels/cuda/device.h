@@ -7,6 +7,7 @@
 #include <string>
 
 #include "glm/kernels.h"
+#include "peers.h"
 
 /* One GPU and its one stream. `last_error` holds the text of the calling thread's last failed CUDA call. */
 struct glm_device {
@@ -18,6 +19,7 @@ struct glm_device {
   static inline thread_local std::string last_error;
   std::byte* workspace = nullptr;
   size_t workspace_bytes = 0;
+  glm::cuda::Peers peers; /* of its group */
 };
 
 namespace glm::cuda {

@@ -1,3 +1,4 @@
+#include "collective.h"
 #include "device.h"
 #include "memory.h"
 
@@ -71,7 +72,8 @@ GLM_EXPORT glm_status glm_cuda_fill(glm_device* device, void* device_data, int b
 }
 
 GLM_EXPORT glm_status glm_cuda_synchronize(glm_device* device) {
-  return check(device, cudaStreamSynchronize(device->stream), "cudaStreamSynchronize");
+  const glm_status status = check(device, cudaStreamSynchronize(device->stream), "cudaStreamSynchronize");
+  return status == GLM_OK ? glm::cuda::check_group(device) : status;
 }
 
 GLM_EXPORT glm_status glm_cuda_graph_begin(glm_device* device) {

@@ -46,6 +46,9 @@ glm_status glm_cuda_read(glm_device* device, void* data, size_t bytes);
 /* Milliseconds that `replays` launches of the graph take, measured by events around them. */
 glm_status glm_cuda_graph_time(glm_device* device, glm_graph* graph, int replays, float* milliseconds);
 
+/* A ReducePath (collective.h) that sums over ranks take from now on where the message allows it; 0: by size. */
+void glm_cuda_set_reduce_path(int32_t path);
+
 #ifdef __cplusplus
 }
 #endif

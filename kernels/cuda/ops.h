@@ -17,6 +17,7 @@ glm_status moe_route(glm_device* device, const glm_moe_route_args* args);
 glm_status moe_group(glm_device* device, const glm_moe_group_args* args);
 glm_status moe_gate_up(glm_device* device, const glm_moe_gate_up_args* args);
 glm_status moe_down(glm_device* device, const glm_moe_down_args* args);
+glm_status all_reduce(glm_device* device, const glm_all_reduce_args* args);
 glm_status gather_rows(glm_device* device, const glm_gather_rows_args* args);
 glm_status sample(glm_device* device, const glm_sample_args* args);
 

@@ -1,5 +1,5 @@
+#include "collective.h"
 #include "launch.h"
-#include "ops.h"
 #include "row.cuh"
 
 namespace glm::cuda {
@@ -58,7 +58,7 @@ __global__ void rms_norm_kernel(glm_tensor residual, glm_tensor delta, const flo
 
 }  // namespace
 
-glm_status rms_norm(glm_device* device, const glm_rms_norm_args* args) {
+glm_status add_rms_norm(glm_device* device, const glm_rms_norm_args* args) {
   const int32_t cols = args->residual.cols;
   const Grid grid{dim3(static_cast<unsigned>(args->rows)), row_threads(cols), shared_row_bytes(cols)};
   const RowTargets targets{args->out, args->q, args->scale};

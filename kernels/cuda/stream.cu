@@ -1,5 +1,6 @@
 #include <new>
 
+#include "collective.h"
 #include "kernel.cuh"
 #include "launch.h"
 #include "memory.h"
@@ -60,7 +61,8 @@ glm_status event_record(glm_device* device, glm_event* event) {
 }
 
 glm_status event_wait(glm_device* device, glm_event* event) {
-  return check(device, cudaEventSynchronize(event->event), "cudaEventSynchronize");
+  const glm_status status = check(device, cudaEventSynchronize(event->event), "cudaEventSynchronize");
+  return status == GLM_OK ? check_group(device) : status;
 }
 
 glm_status event_elapsed(glm_device* device, glm_event* from, glm_event* to, uint64_t* nanoseconds) {

@@ -1,3 +1,4 @@
+#include "group.h"
 #include "memory.h"
 #include "ops.h"
 #include "stream.h"
@@ -52,9 +53,9 @@ constexpr glm_kernels kTable = {
     .graph_end = glm_cuda_graph_end,
     .graph_launch = glm_cuda_graph_launch,
     .graph_free = graph_free,
-    .group_create = nullptr,
-    .group_abort = nullptr,
-    .group_destroy = nullptr,
+    .group_create = group_create,
+    .group_abort = group_abort,
+    .group_destroy = group_destroy,
     .embed = embed,
     .rms_norm = rms_norm,
     .quantize = quantize,
@@ -66,7 +67,7 @@ constexpr glm_kernels kTable = {
     .moe_group = moe_group,
     .moe_gate_up = moe_gate_up,
     .moe_down = moe_down,
-    .all_reduce = nullptr,
+    .all_reduce = all_reduce,
     .gather_rows = gather_rows,
     .sample = sample,
 };

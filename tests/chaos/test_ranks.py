@@ -36,7 +36,7 @@ def faulty_worker(tmp_path: Path, fault: str) -> Service:
     ("what", "op", "report"),
     [
         ("fail", Op.LINEAR, r"rank 2: op linear layers\.\d\.\S+ of kernel table fault returned .* in step \d+$"),
-        ("fail", Op.ALL_REDUCE, r"rank 2: op all_reduce layers\.\d\.\w+\.reduce of kernel table fault .* in step \d+$"),
+        ("fail", Op.RMS_NORM, r"rank 2: op rms_norm layers\.\d\.\w+\.norm of kernel table fault .* in step \d+$"),
         (
             "hang",
             Op.LINEAR,

@@ -3,7 +3,7 @@
 import ctypes as c
 import enum
 
-VERSION = 3
+VERSION = 4
 PAGE_SIZE = 16
 MAX_RANKS = 64
 MAX_PARTS = 4
@@ -175,6 +175,7 @@ class RmsNormArgs(c.Structure):
         ("out", Tensor),
         ("q", Tensor),
         ("scale", Tensor),
+        ("reduce", c.c_int32),
     ]
 
 

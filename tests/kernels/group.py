@@ -6,12 +6,14 @@ import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
 from tests.kernels import abi
-from tests.kernels.harness import Device, Table
+from tests.kernels.harness import Device, Table, use_memory
 
 Result = TypeVar("Result")
 
@@ -28,9 +30,14 @@ class Group:
         assert status == abi.Status.OK, error.value.decode()
 
     def each(self, call: Callable[[int, Device], Result]) -> list[Result]:
-        """call(rank, device) on all ranks at once; the results in order of rank."""
+        """call(rank, device) on all ranks at once, buffers on the rank's device; the results in order of rank."""
+
+        def run(rank: int, device: Device) -> Result:
+            use_memory(device.memory)
+            return call(rank, device)
+
         with ThreadPoolExecutor(len(self.devices)) as threads:
-            return list(threads.map(call, range(len(self.devices)), self.devices))
+            return list(threads.map(run, range(len(self.devices)), self.devices))
 
     def abort(self) -> None:
         self._table.kernels.group_abort(self._handle)
@@ -39,11 +46,23 @@ class Group:
         self._table.kernels.group_destroy(self._handle)
 
 
+RANKS_PER_GPU = 2  # whose kernels surely run at the same time
+
+
+@cache
+def count_gpus() -> int:
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
 @contextmanager
 def open_group(table: Table, num_ranks: int, num_threads: int = 1) -> Iterator[Group]:
+    """On GPUs: each rank on one of its own, or two ranks on each."""
     if not table.kernels.group_create:
         pytest.skip(f"the table {table.name} has no groups")
-    devices = [table.open(num_threads) for _ in range(num_ranks)]
+    gpus = count_gpus() if table.name == "cuda" else 1
+    if table.name == "cuda" and num_ranks > RANKS_PER_GPU * gpus:
+        pytest.skip(f"{num_ranks} ranks need {-(-num_ranks // RANKS_PER_GPU)} GPUs, this machine has {gpus}")
+    devices = [table.open(num_threads, rank % gpus) for rank in range(num_ranks)]
     group = Group(table, devices)
     yield group
     group.destroy()

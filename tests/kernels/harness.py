@@ -6,6 +6,7 @@ memory is reached.
 
 import ctypes
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,13 +52,16 @@ _GUARD = 64
 _GUARD_BYTE = 0xA5
 
 
-_memory: Memory = HostMemory()
+class _Current(threading.local):
+    memory: Memory = HostMemory()
+
+
+_current = _Current()
 
 
 def use_memory(memory: Memory) -> None:
-    """Buffers made from now on lie in this memory."""
-    global _memory  # noqa: PLW0603
-    _memory = memory
+    """Buffers that this thread makes from now on lie in this memory."""
+    _current.memory = memory
 
 
 class Buffer:
@@ -70,7 +74,7 @@ class Buffer:
         raw = np.full(source.nbytes + 3 * _GUARD + misalign, _GUARD_BYTE, np.uint8)
         image = raw[-raw.ctypes.data % 64 :]
         start = _GUARD + misalign
-        self._raw, self._memory = image, _memory
+        self._raw, self._memory = image, _current.memory
         self._body = image[start : start + source.nbytes]
         self._body[:] = source.reshape(-1).view(np.uint8)
         self._address = self._memory.place(image)
@@ -149,11 +153,11 @@ def weight(array: Array, scale: Array | None = None) -> BoundWeight:
 
 
 class Device:
-    def __init__(self, table: "Table", num_threads: int) -> None:
+    def __init__(self, table: "Table", num_threads: int, ordinal: int = 0) -> None:
         self.table = table
         self._handle = ctypes.c_void_p()
         error = ctypes.create_string_buffer(512)
-        options = abi.DeviceOptions(0, num_threads)
+        options = abi.DeviceOptions(ordinal, num_threads)
         status = table.kernels.device_open(options, ctypes.byref(self._handle), error, len(error))
         if status != abi.Status.OK:
             raise RuntimeError(f"{table.name}: {abi.Status(status).name}: {error.value.decode()}")
@@ -183,6 +187,12 @@ class Device:
         self.memory.wait()
         workspace.read()
 
+    def status_of(self, op: abi.Op, args: ctypes.Structure) -> int:
+        """Of the call, or, if that is fine, of what it left to run."""
+        called = self.call(op, args)
+        status: int = called if called != abi.Status.OK else self.table.kernels.synchronize(self._handle)
+        return status
+
     def call(self, op: abi.Op, args: ctypes.Structure) -> int:
         """The status of the operation, with the workspace that the device has."""
         status: int = getattr(self.table.kernels, op.name.lower())(self._handle, ctypes.byref(args))
@@ -195,8 +205,8 @@ class Table:
     kernels: abi.Kernels
     library: ctypes.CDLL
 
-    def open(self, num_threads: int = 2) -> Device:
-        return Device(self, num_threads)
+    def open(self, num_threads: int = 2, ordinal: int = 0) -> Device:
+        return Device(self, num_threads, ordinal)
 
 
 def table_path(name: str) -> Path:

@@ -10,7 +10,8 @@ import pytest
 from tests.kernels import abi
 from tests.kernels.cases_sample import SETTINGS, Logits, Sampled, SampleProblem, coarse, counted, flat, peaked, request
 from tests.kernels.group import Group, open_group
-from tests.kernels.harness import Array, Device, Table, assert_bits_equal, tensor
+from tests.kernels.harness import Array, Buffer, Device, Table, assert_bits_equal, output, tensor
+from tests.kernels.quantized import outputs
 
 Dtype = np.dtype[Any]
 RANKS = [2, 3, 8]
@@ -37,6 +38,32 @@ def test_sums_are_in_order_of_rank_and_alike(
     with open_group(table, num_ranks, num_threads=2) as group:
         for found in all_reduce(group, parts, cols + 3):
             assert_bits_equal(found, total.astype(act))
+
+
+@pytest.mark.parametrize("num_ranks", RANKS)
+@pytest.mark.parametrize(("rows", "cols"), [(0, 64), (1, 31), (3, 5120), (37, 1100)])
+def test_a_norm_of_a_sum_is_the_sum_and_then_the_norm(
+    table: Table, rng: np.random.Generator, act: Dtype, num_ranks: int, rows: int, cols: int
+) -> None:
+    parts = [(3 * rng.standard_normal((rows, cols))).astype(act) for _ in range(num_ranks)]
+    residual = rng.standard_normal((rows, cols)).astype(act)
+    weight = rng.standard_normal(cols).astype(np.float32)
+
+    def norm(device: Device, delta: Array, *, reduce: bool) -> list[Array]:
+        x, d, w = tensor(residual, cols + 4), tensor(delta, cols + 2), Buffer(weight)
+        y, q, scale = output(rows, cols, act, cols + 6), *outputs(rows, cols, True)
+        written = [x, y, q, scale]
+        args = abi.RmsNormArgs(rows, x.struct, d.struct, w.pointer, 1e-5, y.struct, q.struct, scale.struct, reduce)
+        device.run(abi.Op.RMS_NORM, args)
+        return [target.read() for target in written]
+
+    with open_group(table, num_ranks, num_threads=2) as group:
+        sums = all_reduce(group, parts, cols)
+        separately = group.each(lambda rank, device: norm(device, sums[rank], reduce=False))
+        fused = group.each(lambda rank, device: norm(device, parts[rank], reduce=True))
+    for found, wanted in zip(fused, separately, strict=True):
+        for one, other in zip(found, wanted, strict=True):
+            assert_bits_equal(one, other)
 
 
 def shards(vocab: int, num_ranks: int) -> list[tuple[int, int]]:
@@ -125,7 +152,7 @@ def test_an_abort_ends_those_who_wait_and_those_who_come(table: Table) -> None:
             return abi.Status.OK
         x = tensor(np.ones((1, 64), np.float32))
         args = abi.AllReduceArgs(rows=1, x=x.struct)
-        statuses = {device.call(abi.Op.ALL_REDUCE, args) for _ in range(2)}
+        statuses = {device.status_of(abi.Op.ALL_REDUCE, args) for _ in range(2)}
         assert len(statuses) == 1
         return statuses.pop()
 

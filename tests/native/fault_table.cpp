@@ -1,5 +1,5 @@
 // A kernel table for tests of the runtime: counts calls, fails or hangs on demand, and computes next to nothing, so that
-// what the runtime handed over can be read back. Ranks wait for each other in all_reduce. Not for use from several
+// what the runtime handed over can be read back. Ranks wait for each other in sums. Not for use from several
 // engines at once.
 #include <algorithm>
 #include <array>
@@ -76,10 +76,18 @@ glm_status count(glm_device* device, const Args* args) {
   return record(device, Op, args->rows);
 }
 
-glm_status all_reduce(glm_device* device, const glm_all_reduce_args* args) {
-  const glm_status status = record(device, GLM_OP_ALL_REDUCE, args->rows);
+glm_status meet(const glm_device* device, glm_status status) {
   if (status != GLM_OK || device->group == nullptr) return status;
   return device->group->meeting.arrive() ? GLM_OK : GLM_DEVICE_ERROR;
+}
+
+glm_status all_reduce(glm_device* device, const glm_all_reduce_args* args) {
+  return meet(device, record(device, GLM_OP_ALL_REDUCE, args->rows));
+}
+
+glm_status rms_norm(glm_device* device, const glm_rms_norm_args* args) {
+  const glm_status status = record(device, GLM_OP_RMS_NORM, args->rows);
+  return args->reduce != 0 ? meet(device, status) : status;
 }
 
 glm_status group_create(glm_device* const* devices, int32_t num_ranks, glm_group** out, char*, size_t) {
@@ -191,7 +199,7 @@ glm_kernels full_table() {
           .group_abort = group_abort,
           .group_destroy = group_destroy,
           .embed = embed,
-          .rms_norm = count<GLM_OP_RMS_NORM>,
+          .rms_norm = rms_norm,
           .quantize = count<GLM_OP_QUANTIZE>,
           .linear = count<GLM_OP_LINEAR>,
           .qk_norm_rope_store = count<GLM_OP_QK_NORM_ROPE_STORE>,

@@ -13,7 +13,7 @@ import pytest
 from engine_worker.errors import ConfigError
 from engine_worker.models import Model, ModelConfig, Parallelism, build_model
 from engine_worker.models.layout import Layout, check_layout
-from engine_worker.plan.record import Plan
+from engine_worker.plan.record import Op, Plan
 from engine_worker.weights.records import Experts, Matrix
 from tests.unit.checkpoint_files import CHANNEL_QUANTIZATION, tiny_config, tiny_tensors, write_checkpoint
 
@@ -82,19 +82,24 @@ def test_ranks_record_the_same_calls(tmp_path: Path) -> None:
     ranks = make(tmp_path, Parallelism(4, 2)).ranks
     calls = [[(op.kind, op.label) for op in rank.mixed.ops] for rank in ranks]
     assert all(other == calls[0] for other in calls)
-    assert [label for kind, label in calls[0] if kind == "all_reduce"] == [
-        "layers.0.attn.reduce",
-        "layers.0.mlp.reduce",
-        "layers.1.attn.reduce",
-        "layers.1.mlp.reduce",
+    assert [op.label for op in ranks[0].mixed.ops if "reduce" in op.args] == [
+        "layers.0.mlp.norm",
+        "layers.1.attn.norm",
+        "layers.1.mlp.norm",
+        "head.norm",
     ]
+
+
+def without_reduce(op: Op) -> tuple[str, str, dict[str, object]]:
+    return op.kind, op.label, {key: value for key, value in op.args.items() if key != "reduce"}
 
 
 def test_a_slice_is_the_rank_without_exchanges(tmp_path: Path) -> None:
     rank = make(tmp_path / "all", Parallelism(4, 4)).ranks[3]
     (alone,) = make(tmp_path / "slice", Parallelism(4, 4, rank_slice=3)).ranks
     for plan, sliced in ((rank.mixed, alone.mixed), (rank.decode, alone.decode)):
-        assert [op for op in plan.ops if op.kind != "all_reduce"] == list(sliced.ops)
+        assert [without_reduce(op) for op in plan.ops] == [without_reduce(op) for op in sliced.ops]
+        assert not any("reduce" in op.args for op in sliced.ops)
         assert plan.kv == sliced.kv and plan.vocab == sliced.vocab
 
 

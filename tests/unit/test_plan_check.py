@@ -154,6 +154,10 @@ REFUSED: dict[str, tuple[Callable[[Recorder], None], str]] = {
         lambda p: p.all_reduce("l", Buffer("last", "bf16", SAMPLES, 16)),
         "x=last has rows",
     ),
+    "rms_norm: reduce": (
+        lambda p: p.rms_norm("l", X, NORM, 1e-5, reduce=True, out=PLAIN),
+        "reduce: there is no delta",
+    ),
     "all_reduce: dtype": (lambda p: p.all_reduce("l", X_Q), "dtype fp8, expected bf16"),
     "sample: dtype": (
         lambda p: p.sample("l", Buffer("logits", "bf16", SAMPLES, 32), (0, 32)),

@@ -32,7 +32,7 @@
 extern "C" {
 #endif
 
-#define GLM_KERNELS_VERSION 3u
+#define GLM_KERNELS_VERSION 4u
 #define GLM_MAX_RANKS 64 /* devices of a group */
 
 typedef struct glm_device glm_device; /* opaque: threads or a GPU, owned by the table */
@@ -104,9 +104,9 @@ typedef struct glm_kernels {
   void (*graph_free)(glm_device* device, glm_graph* graph);
 
   /* Groups: all three, or NULL in a table that has none. The devices of all ranks of an engine, rank i being
-   * devices[i], which then exchange data in all_reduce and sample. Each is called by its own thread; all call the same
-   * operations in the same order with the same rows. Made before an operation is called or a workspace asked for,
-   * destroyed when all streams are idle. */
+   * devices[i], which then exchange data in all_reduce, rms_norm and sample. Each is called by its own thread; all call
+   * the same operations in the same order with the same rows. Made before an operation is called or a workspace asked
+   * for, destroyed when all streams are idle. */
   glm_status (*group_create)(glm_device* const* devices, int32_t num_ranks, glm_group** out, char* error,
                              size_t error_size);
   /* From any thread, more than once: exchanges in progress and to come fail with GLM_DEVICE_ERROR instead of waiting. */

@@ -143,7 +143,8 @@ typedef struct glm_embed_args {
   glm_tensor out;           /* act [rows][hidden] */
 } glm_embed_args;
 
-/* residual += delta (in place, rounded to act; delta may be absent);
+/* residual += delta (in place, rounded to act; delta may be absent; with `reduce` it is first summed over the ranks as
+ * all_reduce does, and what it holds afterwards is not specified);
  * y = weight * act(residual * rsqrt(mean(residual^2) + eps)); written to `out` (act) and, quantised, to `q`, each
  * optional. Quantising: see glm_quantize_args. Source: Zhang & Sennrich 2019; rounding as transformers'
  * Glm4MoeRMSNorm. */
@@ -156,6 +157,7 @@ typedef struct glm_rms_norm_args {
   glm_tensor out;   /* act, optional */
   glm_tensor q;     /* FP8, optional */
   glm_tensor scale; /* f32 [rows][1] or [rows][ceil(hidden/128)], with q */
+  int32_t reduce;   /* 1: delta, which is there, is this rank's part of a sum */
 } glm_rms_norm_args;
 
 /* Dynamic symmetric FP8: over each group of columns (the whole row if scale.cols is 1, else 128 at a time, the last

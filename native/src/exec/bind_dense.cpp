@@ -52,6 +52,8 @@ OpArgs bind_rms_norm(OpReader& op) {
   args.residual = op.write_act("residual", OpReader::kAnyCols);
   const int32_t cols = args.residual.cols;
   args.delta = op.read_act("delta", cols);
+  args.reduce = op.has("reduce") ? op.integer("reduce", 0, 1) : 0;
+  if (args.reduce != 0 && args.delta.data == nullptr) op.error("reduce", "expected a delta to sum over the ranks");
   args.weight = op.vector("weight", cols);
   args.eps = op.non_negative("eps");
   args.out = op.write_act("out", cols);

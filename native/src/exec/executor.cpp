@@ -32,6 +32,7 @@ std::string describe(const BoundOp& op) {
 }
 
 bool is_exchange(const BoundOp& op) {
+  if (const auto* norm = std::get_if<glm_rms_norm_args>(&op.args)) return norm->reduce != 0;
   return op.args.index() == GLM_OP_ALL_REDUCE || op.args.index() == GLM_OP_SAMPLE;
 }
 

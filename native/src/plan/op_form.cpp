@@ -8,7 +8,7 @@ namespace {
 const std::array<OpForm, GLM_OP_COUNT>& forms() {
   static const std::array<OpForm, GLM_OP_COUNT> table = {{
       {"embed", {"table", "out"}, {}},
-      {"rms_norm", {"residual", "weight", "eps"}, {"delta", "out", "q", "scale", "rows"}},
+      {"rms_norm", {"residual", "weight", "eps"}, {"delta", "reduce", "out", "q", "scale", "rows"}},
       {"quantize", {"x", "q", "scale"}, {}},
       {"linear", {"x", "w", "out"}, {"x_scale", "rows"}},
       {"qk_norm_rope_store", {"qkv", "heads", "rope", "layer", "out"}, {"q_norm", "k_norm", "eps"}},

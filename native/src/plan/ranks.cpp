@@ -28,6 +28,11 @@ void check_same_calls(const Plan& first, const Plan& other, size_t rank) {
   }
 }
 
+bool sums_over_ranks(const OpSpec& op) {
+  const auto reduce = op.values.find("reduce");
+  return op.kind == GLM_OP_ALL_REDUCE || (reduce != op.values.end() && reduce->second == "1");
+}
+
 // The tokens of its logits; what is wrong in itself is found when the op is bound.
 Range sampled_tokens(const Plan& plan) {
   const auto is_sample = [](const OpSpec& op) { return op.kind == GLM_OP_SAMPLE; };
@@ -44,9 +49,9 @@ Range sampled_tokens(const Plan& plan) {
 void check_ranks(const std::vector<const Plan*>& ranks) {
   const Plan& first = *ranks.front();
   if (ranks.size() == 1) {
-    const auto reduce = std::ranges::find(first.ops, GLM_OP_ALL_REDUCE, &OpSpec::kind);
+    const auto reduce = std::ranges::find_if(first.ops, sums_over_ranks);
     if (reduce == first.ops.end()) return;
-    rank_error(first, 0, ", line ", reduce->line.number, ": op all_reduce ", reduce->label,
+    rank_error(first, 0, ", line ", reduce->line.number, ": op ", op_form(reduce->kind).name, " ", reduce->label,
                ": an engine of one rank has nobody to exchange data with");
   }
   int64_t next = 0;

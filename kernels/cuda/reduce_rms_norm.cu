@@ -1,0 +1,87 @@
+/* rms_norm whose delta is summed over the ranks on the way. */
+#include "collective.h"
+#include "launch.h"
+#include "ops.h"
+#include "peer_rows.cuh"
+
+namespace glm::cuda {
+
+namespace {
+
+/* residual += the sum of all ranks' delta, rounded to act; that goes to the shared row. Returns this thread's sum of squares. */
+template <typename Act>
+__device__ float add_sum(PeerRows<Act>& exchange, Act* residual, const Act* delta, int32_t cols, float* row) {
+  const int64_t index = blockIdx.x;
+  float sum[kPack];
+  for_each_pack(cols, [&](int32_t first) {
+    if (first >= cols) return;
+    load_pack(delta, first, cols, sum);
+    exchange.send(index, first, sum);
+  });
+  float squares = 0.0f;
+  for_each_pack(cols, [&](int32_t first) {
+    if (first >= cols) return;
+    float values[kPack];
+    load_pack(residual, first, cols, values);
+    load_pack(delta, first, cols, sum);
+    exchange.sum(index, first, sum);
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) {
+      values[i] = rounded_to<Act>(values[i] + sum[i]);
+      row[first + i] = values[i];
+      squares = fmaf(values[i], values[i], squares);
+    }
+    store_pack(residual, first, cols, values);
+  });
+  return squares;
+}
+
+template <typename Act>
+__global__ void __launch_bounds__(kMaxRowThreads)
+    reduce_rms_norm_kernel(const __grid_constant__ Peers peers, glm_tensor residual, glm_tensor delta,
+                           const float* weight, float eps, RowTargets targets, bool two_shots) {
+  extern __shared__ float row[];
+  __shared__ float sums[kWarp];
+  __shared__ uint32_t largest[kWarp];
+  const int32_t cols = residual.cols;
+  const int32_t own = static_cast<int32_t>(threadIdx.x) * kPack;
+  float own_weights[kPack];
+  load_pack(weight, min(own, cols), cols, own_weights);
+  begin_kernel();
+  const int64_t index = blockIdx.x;
+  PeerRows<Act> exchange(peers, cols, two_shots);
+  const float squares = add_sum(exchange, row_of<Act>(residual, index), row_of<Act>(delta, index), cols, row);
+  const float inverse_rms = 1.0f / sqrtf(block_sum(squares, sums) / static_cast<float>(cols) + eps);
+  exchange.close();
+  for_each_pack(cols, [&](int32_t first) {
+    if (first >= cols) return;
+    if (first != own) load_pack(weight, first, cols, own_weights);
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) {
+      row[first + i] = rounded_to<Act>(own_weights[i] * rounded_to<Act>(row[first + i] * inverse_rms));
+    }
+  });
+  store_row<Act>(row, cols, targets, index, largest);
+}
+
+}  // namespace
+
+glm_status rms_norm(glm_device* device, const glm_rms_norm_args* args) {
+  if (args->reduce == 0 || device->peers.num_ranks == 1 || args->rows == 0) return add_rms_norm(device, args);
+  if (const glm_status status = check_group(device); status != GLM_OK) return status;
+  const int32_t cols = args->residual.cols;
+  const ReducePath path = reduce_path(device, args->delta.dtype, args->rows, cols);
+  if (path == ReducePath::kInPlace) {
+    const glm_status status = all_reduce_in_place(device, args->delta, args->rows);
+    return status == GLM_OK ? add_rms_norm(device, args) : status;
+  }
+  const Grid grid{dim3(static_cast<unsigned>(args->rows)), row_threads(cols), shared_row_bytes(cols)};
+  const RowTargets targets{args->out, args->q, args->scale};
+  return with_act(args->residual.dtype, [&](auto act) {
+    using Act = typename decltype(act)::type;
+    return launch(device, "rms_norm", grid, reduce_rms_norm_kernel<Act>, device->peers, args->residual, args->delta,
+                  args->weight, args->eps, targets, path == ReducePath::kTwoShots);
+  });
+}
+
+}  // namespace glm::cuda
