@@ -15,7 +15,7 @@ CUDA_PACKAGES := nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm=
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: audit fuzz hostile soak build cuda run serve test lint format bench bench-serving sanitize proto-baseline clean
+.PHONY: audit fuzz hostile soak build cuda toolchains run serve test lint format bench bench-serving sanitize proto-baseline clean
 
 build/venv.stamp: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("glmserve needs Python 3.11 or newer: make PYTHON=...")'
@@ -44,6 +44,10 @@ cuda: build/cuda-toolkit.stamp
 build/cuda-toolkit.stamp: build/venv.stamp
 	command -v nvcc > /dev/null || python -m pip install --quiet --no-deps --target build/cuda-toolkit $(CUDA_PACKAGES)
 	touch $@
+
+# Terra and Futhark, which nothing else needs: release tarballs, pinned. Needs open internet.
+toolchains:
+	deploy/toolchains/fetch.sh build/toolchains
 
 build/model.stamp: build/venv.stamp build/native.stamp build/protos.stamp
 	glm model fetch $(MODEL)

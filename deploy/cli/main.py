@@ -9,7 +9,21 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from deploy.cli import bench, chat, deploy, generate, key, model, plan, plan_parity, plan_profile, services, top
+from deploy.cli import (
+    bench,
+    chat,
+    deploy,
+    doctor,
+    generate,
+    key,
+    model,
+    plan,
+    plan_parity,
+    plan_profile,
+    probe,
+    services,
+    top,
+)
 from deploy.cli.console import messages
 from deploy.errors import DeployError
 
@@ -40,6 +54,8 @@ app.command()(generate.generate)
 app.command()(chat.chat)
 app.add_typer(key.app, name="key")
 app.command()(top.top)
+app.command()(doctor.doctor)
+app.command()(probe.probe)
 app.add_typer(bench.app, name="bench")
 app.add_typer(deploy.app, name="deploy")
 app.add_typer(model.app, name="model")

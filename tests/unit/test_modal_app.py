@@ -1,0 +1,123 @@
+"""The Modal app without credentials: its object graph, its settings, its steps on a local volume."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("modal", reason="the app needs the extra modal: pip install 'glmserve[modal]'")
+
+import modal
+
+from deploy import modal_app
+from deploy.modal_app import Deployment
+from deploy.models.catalog import DEFAULT_MODEL, resolve_model
+from router.config import RouterConfig
+
+# It says so of a function that is called locally; the tests give it a volume of their own.
+pytestmark = pytest.mark.filterwarnings("ignore:The .* function is executing locally:UserWarning")
+
+STEPS = ("download", "build", "validate", "smoke", "benchmark")
+
+
+class LocalVolume:
+    """A directory needs neither."""
+
+    def __init__(self) -> None:
+        self.commits = 0
+
+    def reload(self) -> None:
+        pass
+
+    def commit(self) -> None:
+        self.commits += 1
+
+
+@pytest.fixture
+def volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalVolume:
+    volume = LocalVolume()
+    monkeypatch.setattr(modal_app, "VOLUME", tmp_path)
+    monkeypatch.setattr(modal_app, "volume", volume)
+    monkeypatch.setattr(modal_app, "DEPLOYMENT", Deployment(gpu="H100", model=DEFAULT_MODEL))
+    return volume
+
+
+def load_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / DEFAULT_MODEL).symlink_to(resolve_model(DEFAULT_MODEL))
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_each_step_is_a_function_of_the_app_that_runs_alone(step: str) -> None:
+    function = getattr(modal_app, step)
+    assert isinstance(function, modal.Function)
+    assert function.app is modal_app.app
+    assert callable(function.local)
+
+
+def test_the_server_is_a_class_of_the_app() -> None:
+    assert isinstance(modal_app.Server, modal.Cls)
+
+
+def test_by_default_it_is_the_real_model_on_eight_gpus() -> None:
+    deployment = Deployment()
+    assert (deployment.model, deployment.name) == ("zai-org/GLM-4.7-FP8", "GLM-4.7-FP8")
+    assert deployment.worker_args == ["--device", "cuda", "--tp", "8", "--ep", "8"]
+
+
+def test_one_gpu_is_one_rank() -> None:
+    assert Deployment(gpu="H100").worker_args == ["--device", "cuda", "--tp", "1", "--ep", "1"]
+
+
+def test_the_router_takes_the_flags_that_it_is_started_with(tmp_path: Path) -> None:
+    args = ["--model", str(tmp_path), "--worker", "127.0.0.1:1", *Deployment().router_args(tmp_path / "keys.toml")]
+    config = RouterConfig.load(args, prog="glm router")
+    assert config.http_listen == f"0.0.0.0:{modal_app.HTTP_PORT}"
+    assert config.keys_file == tmp_path / "keys.toml"
+
+
+def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"GPU": "H200:4", "MODEL": DEFAULT_MODEL, "KEYS": "keys", "MIN": "1", "MAX": "3"}.items():
+        monkeypatch.setenv(f"GLM_MODAL_{name}", value)
+    assert Deployment.from_environment() == Deployment("H200:4", DEFAULT_MODEL, "keys", 1, 3)
+
+
+@pytest.mark.parametrize("gpu", ["H100:9", "H100:0", "eight", "H100:8:8"])
+def test_a_gpu_that_modal_does_not_have_is_named(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLM_MODAL_GPU", gpu)
+    with pytest.raises(ValueError, match=f"GLM_MODAL_GPU is '{gpu}'"):
+        Deployment.from_environment()
+
+
+def test_a_step_that_is_none_is_refused() -> None:
+    code = "from deploy import modal_app; modal_app.main.info.raw_f('smoke,paint')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode != 0
+    assert "'paint' is not a step; allowed: download, build, validate, smoke, benchmark" in done.stderr
+
+
+def test_validation_on_a_local_volume(volume: LocalVolume, tmp_path: Path) -> None:
+    load_checkpoint(tmp_path)
+    report = modal_app.validate.local(sequences=2, context=32)
+    assert len(report["ranks"]) == 1
+    assert (tmp_path / "reports" / DEFAULT_MODEL / "validate.json").is_file()
+    assert volume.commits == 1
+
+
+def test_steps_before_the_download_say_so(volume: LocalVolume) -> None:
+    with pytest.raises(RuntimeError, match="run the step download first"):
+        modal_app.validate.local()
+
+
+def test_the_build_step_fails_where_no_gpu_answers(volume: LocalVolume, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(RuntimeError, match="kernel table cuda"):
+        modal_app.build.local()
+
+
+def test_keys_come_from_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLM_KEYS_TOML", raising=False)
+    assert modal_app._keys_file() is None
