@@ -1,4 +1,4 @@
-"""Container, compose, Kubernetes and Nix files: rendered, held against schemas and against the services' own settings."""
+"""Container, compose, Kubernetes and Nix files: rendered, held against schemas and the services' own settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from router.config import RouterConfig
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 OVERLAYS = ("base", "overlays/h100x8", "overlays/embedded", "bench")
-CONFIGS = {"router": RouterConfig, "worker": WorkerConfig}
+CONFIGS: dict[str, type[RouterConfig] | type[WorkerConfig]] = {"router": RouterConfig, "worker": WorkerConfig}
 
 
 def run(*command: str) -> str:
@@ -55,7 +55,7 @@ def accepted(service: str, args: Sequence[str], tmp_path: Path) -> RouterConfig 
             path.mkdir() if flag == "--model" else path.touch()
             value = str(path)
         local.append(f"{flag}={value}" if value else flag)
-    return CONFIGS[service].load(local, prog=f"glm {service}")  # type: ignore[attr-defined, no-any-return]
+    return CONFIGS[service].load(local, prog=f"glm {service}")
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -96,10 +96,9 @@ def test_the_real_model_gets_eight_gpus_and_as_many_ranks() -> None:
 def test_a_pod_has_time_to_drain() -> None:
     for spec in pod_specs("base"):
         container = spec["containers"][0]
-        drain_s = CONFIGS[container["name"]].model_fields[
-            "drain_s" if container["name"] == "router" else "drain_seconds"
-        ]
-        assert spec["terminationGracePeriodSeconds"] > drain_s.default
+        fields = CONFIGS[container["name"]].model_fields
+        drain = fields["drain_s" if container["name"] == "router" else "drain_seconds"]
+        assert spec["terminationGracePeriodSeconds"] > drain.default
 
 
 def test_compose_passes_flags_that_the_services_take(tmp_path: Path) -> None:
