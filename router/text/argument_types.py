@@ -121,7 +121,7 @@ def _by_keyword(keyword: str, value: Any, root: Mapping[str, Any], depth: int) -
         case "allOf", list():
             return ANY.intersection(*(_allowed(each, root, depth) for each in value))
         case "$ref", _:
-            return _allowed(_resolve(value, root), root, depth)
+            return _allowed(resolve_reference(value, root), root, depth)
     return ANY
 
 
@@ -133,7 +133,7 @@ def _declared(value: Any) -> frozenset[str]:
     return frozenset(known) or ANY
 
 
-def _resolve(reference: Any, root: Mapping[str, Any]) -> Any:
+def resolve_reference(reference: Any, root: Mapping[str, Any]) -> Any:
     """The part of `root` that a local reference, "#/$defs/X", names; None: there is none."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
