@@ -15,7 +15,7 @@ CUDA_PACKAGES := nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm=
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: audit fuzz hostile soak build cuda toolchains run serve test lint format bench bench-serving sanitize proto-baseline clean
+.PHONY: audit fuzz hostile soak build cuda toolchains release run serve test lint format bench bench-serving sanitize proto-baseline clean
 
 build/venv.stamp: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("glmserve needs Python 3.11 or newer: make PYTHON=...")'
@@ -109,6 +109,10 @@ hostile: build
 audit: build/venv.stamp
 	pip freeze --exclude-editable > build/installed.txt
 	pip-audit --vulnerability-service osv --strict --disable-pip --no-deps --progress-spinner off --requirement build/installed.txt
+
+# Wheels, SBOM and checksums of HEAD in dist/; fails if two builds of it differ.
+release: build
+	deploy/release/build.sh
 
 bench: build
 	python -m tests.bench.cpu

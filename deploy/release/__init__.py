@@ -1,0 +1,1 @@
+"""How wheels are built and named."""
