@@ -1,9 +1,9 @@
-"""One request from submit to finish: ids become text, text ends at a stop string, the finish gets its figures."""
+"""One choice from submit to finish: ids become an answer, which may end before they do; the finish gets its figures."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from glmserve.engine.v1 import engine_pb2
@@ -13,65 +13,67 @@ from router.dispatch.request_run import FailoverLimits, RequestRun
 from router.dispatch.token_stream import Chunk
 from router.dispatch.worker_pool import WorkerPool
 from router.request_scope import RequestScope
-from router.text.detokenizer import Detokenizer
-from router.text.stop_strings import StopStrings
-from router.text.tokenizer import TextTokenizer
+from router.text.reader import Piece, Reader
+
+_SEEDS = 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """A checked request, in the worker's terms. `stops`: stop strings, which the worker does not know of."""
+    """A checked request, in the worker's terms. `new_reader`: for the ids of one choice.
+
+    `token_bytes[id]`: the bytes the id stands for.
+    """
 
     prompt_ids: Sequence[int]
     params: engine_pb2.SamplingParams
-    stops: Sequence[str]
     priority: int
+    new_reader: Callable[[], Reader]
+    token_bytes: Sequence[bytes]
 
 
 @dataclass(slots=True)
 class Delta:
-    """What a message to the client carries. `finish` is set in the last one."""
+    """What a message to the client carries. `finish` is set in the last one of a choice."""
 
-    text: str
-    token_ids: Sequence[int]
-    logprobs: Sequence[inference_pb2.TokenLogprob]
+    choice: int
+    piece: Piece
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[inference_pb2.TokenLogprob] = ()
+    prompt_logprobs: Sequence[inference_pb2.TokenLogprob] = ()
     finish: inference_pb2.Finish | None = None
 
 
 class Generation:
-    """Runs one plan.
+    """Runs one choice of a plan.
 
-    Ids are delivered as they come; text may lag behind them. Up to and including the id that completes a stop string,
-    ids are delivered and counted; what the worker samples beyond it, before it hears of the stop, is neither. The text
-    of a stop id is no part of the text; its id is delivered.
+    Ids are delivered as they come; what they mean may lag behind them. Up to and including the id that completes a stop
+    string, or whatever else ends the answer, ids are delivered and counted; what the worker samples beyond it, before
+    it hears of it, is neither. The text of a stop id is no part of the text; its id is delivered.
     """
 
     def __init__(
-        self,
-        scope: RequestScope,
-        tokenizer: TextTokenizer,
-        pool: WorkerPool,
-        failover: FailoverLimits,
-        plan: GenerationPlan,
+        self, scope: RequestScope, pool: WorkerPool, failover: FailoverLimits, plan: GenerationPlan, choice: int = 0
     ) -> None:
         self._scope = scope
-        self._token_bytes = tokenizer.token_bytes
         self._pool = pool
         self._failover = failover
         self._plan = plan
-        self._detokenizer = Detokenizer(tokenizer, plan.prompt_ids)
-        self._stops = StopStrings(plan.stops)
+        self._choice = choice
+        self._reader = plan.new_reader()
+        self._completion_tokens = 0
+        self._params = _params(plan.params, choice)
 
     async def deltas(self) -> AsyncIterator[Delta]:
-        """Everything the client gets, in order. Raises ServiceError: the request failed."""
+        """Everything the client gets of this choice, in order. Raises ServiceError: the request failed."""
         run = self._submit()
         while True:
             chunk = await run.read()
             delta = self._advance(chunk)
-            if self._stops.matched is not None:
+            if self._reader.ended:
                 if delta.token_ids:
                     yield delta
-                yield await self._stopped(run, chunk)
+                yield await self._ended(run, chunk)
                 return
             if chunk.finish is not None:
                 delta.finish = self._finish(chunk.finish)
@@ -82,48 +84,39 @@ class Generation:
     def _submit(self) -> RequestRun:
         submit = engine_pb2.Submit(
             prompt_token_ids=self._plan.prompt_ids,
-            sampling=self._plan.params,
+            sampling=self._params,
             priority=self._plan.priority,
             trace_id=self._scope.trace_id,
             traceparent=self._scope.traceparent,
         )
         run = RequestRun(self._pool, submit, self._scope.request_id, self._scope.timeout_ms, self._failover)
-        self._scope.submitted_at = time.perf_counter()
         self._scope.hold_run(run)
         return run
 
     def _advance(self, chunk: Chunk) -> Delta:
-        """Text and ids of `chunk`, up to a stop string if one is completed in it."""
-        ids = chunk.token_ids
-        if ids and self._scope.first_token_at is None:
+        """What `chunk` brings, up to where the answer ends if it ends in there."""
+        ids, finish = chunk.token_ids, chunk.finish
+        if ids:
             self._scope.began()
-        spoken = ids[:-1] if chunk.finish is not None and chunk.finish.HasField("stop_token_id") else ids
-        text, taken = self._text(spoken)
-        if self._stops.matched is not None:
+        stopped = finish is not None and finish.HasField("stop_token_id")
+        taken = self._reader.push(ids[:-1] if stopped else ids)
+        if self._reader.ended:
             ids = ids[:taken]
-        elif chunk.finish is not None:
-            text += self._stops.push(self._detokenizer.finish()) + self._stops.finish()
+        elif finish is not None:
+            self._reader.finish(stopped=finish.reason == engine_pb2.FINISH_REASON_STOP)
+        self._completion_tokens += len(ids)
         self._scope.completion_tokens += len(ids)
-        return Delta(text, ids, self._logprobs(ids, chunk.logprobs) if chunk.logprobs else ())
-
-    def _text(self, ids: Sequence[int]) -> tuple[str, int]:
-        """The text of `ids`, and how many of them it took: all, unless a stop string is complete before."""
-        if not self._plan.stops:
-            return self._detokenizer.push(ids), len(ids)
-        # The first min_tokens ids cannot end the text, nor begin what ends it.
-        exempt = self._plan.params.min_tokens - self._scope.completion_tokens
-        text = ""
-        for position, token_id in enumerate(ids):
-            piece = self._detokenizer.push((token_id,))
-            text += piece if position < exempt else self._stops.push(piece)
-            if self._stops.matched is not None:
-                return text, position + 1
-        return text, len(ids)
+        delta = Delta(self._choice, self._reader.take(), ids)
+        if chunk.logprobs:
+            delta.logprobs = self._logprobs(ids, chunk.logprobs)
+        if chunk.prompt_logprobs:
+            delta.prompt_logprobs = self._logprobs(self._plan.prompt_ids, chunk.prompt_logprobs)
+        return delta
 
     def _logprobs(
         self, ids: Sequence[int], logprobs: Sequence[engine_pb2.TokenLogprobs]
     ) -> list[inference_pb2.TokenLogprob]:
-        table = self._token_bytes
+        table = self._plan.token_bytes
         return [
             inference_pb2.TokenLogprob(
                 token_id=token_id,
@@ -137,13 +130,14 @@ class Generation:
             for token_id, given in zip(ids, logprobs, strict=False)
         ]
 
-    async def _stopped(self, run: RequestRun, chunk: Chunk) -> Delta:
-        """The last message of a request that a stop string ended."""
+    async def _ended(self, run: RequestRun, chunk: Chunk) -> Delta:
+        """The last message of an answer that ended before its ids."""
         finish = chunk.finish
         if finish is None:
             run.abort()
             finish = await _last_word(run)
-        return Delta("", (), (), self._finish(finish))
+        self._reader.finish(stopped=True)
+        return Delta(self._choice, self._reader.take(), finish=self._finish(finish))
 
     def _finish(self, finish: engine_pb2.Finish) -> inference_pb2.Finish:
         scope = self._scope
@@ -154,7 +148,8 @@ class Generation:
             usage=inference_pb2.Usage(
                 prompt_tokens=len(self._plan.prompt_ids),
                 cached_prompt_tokens=finish.usage.cached_prompt_tokens,
-                completion_tokens=scope.completion_tokens,
+                completion_tokens=self._completion_tokens,
+                reasoning_tokens=self._reader.reasoning_tokens,
             ),
             timings=inference_pb2.Timings(
                 # Of a request that was moved, the last worker may have a queue time from after its first token.
@@ -162,14 +157,18 @@ class Generation:
                 first_token_us=first_token_us,
                 total_us=_microseconds(time.perf_counter() - scope.started),
             ),
-            seed=self._plan.params.seed,
+            seed=self._params.seed,
         )
-        if self._stops.matched is not None:
-            result.stop_string = self._stops.matched
+        if self._reader.stop is not None:
+            result.stop_string = self._reader.stop
+        elif self._reader.ended:
+            result.reason = inference_pb2.FINISH_REASON_TOOL_CALLS
         elif finish.reason == engine_pb2.FINISH_REASON_LENGTH:
             result.reason = inference_pb2.FINISH_REASON_LENGTH
         elif finish.HasField("stop_token_id"):
             result.stop_token_id = finish.stop_token_id
+            if self._reader.calls_whole:
+                result.reason = inference_pb2.FINISH_REASON_TOOL_CALLS
         scope.finish(result)
         return result
 
@@ -183,6 +182,17 @@ async def _last_word(run: RequestRun) -> engine_pb2.Finish:
                 return chunk.finish
     except ServiceError:
         return engine_pb2.Finish()
+
+
+def _params(params: engine_pb2.SamplingParams, choice: int) -> engine_pb2.SamplingParams:
+    """Of a choice: a seed of its own; the prompt's log-probabilities are those of the first."""
+    if choice == 0:
+        return params
+    own = engine_pb2.SamplingParams()
+    own.CopyFrom(params)
+    own.seed = (params.seed + choice) % _SEEDS
+    own.ClearField("prompt_logprobs")
+    return own
 
 
 def _microseconds(seconds: float) -> int:

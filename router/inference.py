@@ -7,25 +7,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 from glmserve.engine.v1 import engine_pb2
 from glmserve.inference.v1 import inference_pb2
 from glmserve.service.identity import Identity
-from glmserve.service.status import InvalidArgumentError, NotFoundError
+from glmserve.service.status import NotFoundError
 from router.call import Call
+from router.chat import chat_plan
+from router.choices import best_choices, run_choices
+from router.constraints import check_constraint, engine_constraint
 from router.dispatch.admission import Admission
 from router.dispatch.request_run import FailoverLimits
 from router.dispatch.worker_pool import WorkerPool
-from router.errors import UnsupportedError, echo
+from router.errors import echo
 from router.generation import Delta, Generation, GenerationPlan
 from router.model import TextModel
+from router.prompt import prompt_of
 from router.request_scope import RequestScope, open_scope
 from router.telemetry import RouterTelemetry
-from router.text.chat_template import TemplateRefusalError
+from router.text.detokenizer import Detokenizer
+from router.text.reader import Reader, TextReader
 from router.validation import (
     MAX_DETOKENIZE_IDS,
-    MAX_MESSAGES,
     ModelLimits,
     check_count,
     check_priority,
@@ -33,13 +37,8 @@ from router.validation import (
     check_sampling,
     check_token_ids,
     engine_sampling,
+    num_choices,
 )
-
-_ROLES = {
-    inference_pb2.ROLE_SYSTEM: "system",
-    inference_pb2.ROLE_USER: "user",
-    inference_pb2.ROLE_ASSISTANT: "assistant",
-}
 
 
 class InferenceCore:
@@ -66,17 +65,28 @@ class InferenceCore:
         scope = await open_scope(call, "Generate", self._telemetry)
         with scope.recorded():
             limits = self._admit(scope, request, call.caller)
-            field, prompt_ids = await self._prompt_ids(request, limits)
-            plan = self._plan(scope, request, limits, field, prompt_ids)
+            if request.HasField("constraint"):
+                await check_constraint("constraint", request.constraint)
+            prompt = await prompt_of(request, self._model, limits)
+            params = self._params(scope, request, limits, prompt.field, prompt.ids)
+            if request.HasField("constraint"):
+                params.constraint.CopyFrom(engine_constraint(request.constraint, None))
+
+            def new_reader() -> Reader:
+                detokenizer = Detokenizer(self._model.tokenizer, prompt.ids, echoes=prompt.echo is not None)
+                return TextReader(detokenizer, request.sampling.stop, params.min_tokens, prompt.echo or "")
+
             prompt_is_due = request.return_prompt_ids
-            async for delta in self._run(scope, plan):
+            async for delta in self._run(scope, request, prompt.ids, params, new_reader):
                 response = inference_pb2.GenerateResponse(
-                    request_id=scope.request_id, text=delta.text, token_ids=delta.token_ids
+                    request_id=scope.request_id, text=delta.piece.content, token_ids=delta.token_ids
                 )
-                _add_extras(response, delta)
                 if prompt_is_due:
-                    response.prompt_ids.extend(prompt_ids)
+                    response.prompt_ids.extend(prompt.ids)
                     prompt_is_due = False
+                if delta.prompt_logprobs:
+                    response.prompt_logprobs.extend(delta.prompt_logprobs)
+                _add_extras(response, delta)
                 yield response
 
     async def chat(self, request: inference_pb2.ChatRequest, call: Call) -> AsyncIterator[inference_pb2.ChatResponse]:
@@ -84,13 +94,23 @@ class InferenceCore:
         scope = await open_scope(call, "Chat", self._telemetry)
         with scope.recorded():
             limits = self._admit(scope, request, call.caller)
-            prompt = self._render(request.messages)
-            prompt_ids = await self._model.tokenizer.encode(prompt, add_special_tokens=False)
-            plan = self._plan(scope, request, limits, "messages", prompt_ids)
-            async for delta in self._run(scope, plan):
+            plan = await chat_plan(request, self._model)
+            prompt_ids = await self._model.tokenizer.encode(plan.prompt, add_special_tokens=False)
+            params = self._params(scope, request, limits, "messages", prompt_ids)
+            if plan.constraint is not None:
+                params.constraint.CopyFrom(plan.constraint)
+            prompt_is_due = request.return_prompt_ids
+            async for delta in self._run(scope, request, prompt_ids, params, plan.new_reader):
                 response = inference_pb2.ChatResponse(
-                    request_id=scope.request_id, content=delta.text, token_ids=delta.token_ids
+                    request_id=scope.request_id, content=delta.piece.content, token_ids=delta.token_ids
                 )
+                if prompt_is_due:
+                    response.prompt_ids.extend(prompt_ids)
+                    prompt_is_due = False
+                if delta.piece.reasoning:
+                    response.reasoning = delta.piece.reasoning
+                if delta.piece.calls:
+                    response.tool_calls.extend(delta.piece.calls)
                 _add_extras(response, delta)
                 yield response
 
@@ -149,62 +169,47 @@ class InferenceCore:
         request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest,
         caller: Identity,
     ) -> ModelLimits:
-        """All that can be refused before the prompt is tokenised; takes a place."""
+        """All that can be refused before the prompt is tokenised; takes a place for each choice."""
         check_priority(request.priority)
-        scope.hold_ticket(self._admission.enter(caller, request.priority, scope.left_s))
+        places = num_choices(request.sampling).generated
+        scope.hold_ticket(self._admission.enter(caller, request.priority, scope.left_s, places))
         self._worker_info(request.model)
         check_sampling(request.sampling, self._model.vocab_size)
         return ModelLimits(self._pool.longest, self._model.vocab_size)
 
-    async def _prompt_ids(
-        self, request: inference_pb2.GenerateRequest, limits: ModelLimits
-    ) -> tuple[str, Sequence[int]]:
-        """The field the prompt is in, and its ids."""
-        given = request.WhichOneof("input")
-        if given == "prompt_ids":
-            # Before each of them is looked at: a message has room for millions.
-            check_prompt("prompt_ids.ids", request.prompt_ids.ids, limits)
-            check_token_ids("prompt_ids.ids", request.prompt_ids.ids, self._model.vocab_size)
-            return "prompt_ids.ids", list(request.prompt_ids.ids)
-        if given is None:
-            raise InvalidArgumentError("prompt", "missing; set prompt or prompt_ids")
-        return "prompt", await self._model.tokenizer.encode(request.prompt, add_special_tokens=True)
-
-    def _render(self, messages: Sequence[inference_pb2.ChatMessage]) -> str:
-        if self._model.template is None:
-            raise UnsupportedError("the served checkpoint has no chat template; use Generate")
-        if not messages:
-            raise InvalidArgumentError("messages", "empty; at least one message is needed")
-        check_count("messages", len(messages), MAX_MESSAGES)
-        plain = []
-        for index, message in enumerate(messages):
-            role = _ROLES.get(message.role)
-            if role is None:
-                raise InvalidArgumentError(
-                    f"messages[{index}].role",
-                    f"{message.role} is not a role; allowed: ROLE_SYSTEM, ROLE_USER, ROLE_ASSISTANT",
-                )
-            plain.append({"role": role, "content": message.content})
-        try:
-            return self._model.template.render(plain)
-        except TemplateRefusalError as error:
-            raise InvalidArgumentError("messages", f"the chat template refuses them: {echo(str(error))}") from None
-
-    def _plan(
+    def _params(
         self,
         scope: RequestScope,
         request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest,
         limits: ModelLimits,
         field: str,
         prompt_ids: Sequence[int],
-    ) -> GenerationPlan:
+    ) -> engine_pb2.SamplingParams:
         check_prompt(field, prompt_ids, limits)
         params = engine_sampling(request.sampling, self._model.defaults, len(prompt_ids), limits)
         scope.add_prompt(len(prompt_ids), _least_tokens(request.sampling, params))
-        return GenerationPlan(prompt_ids, params, tuple(request.sampling.stop), request.priority)
+        return params
 
-    def _run(self, scope: RequestScope, plan: GenerationPlan) -> AsyncIterator[Delta]:
-        return Generation(scope, self._model.tokenizer, self._pool, self._failover, plan).deltas()
+    def _run(
+        self,
+        scope: RequestScope,
+        request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest,
+        prompt_ids: Sequence[int],
+        params: engine_pb2.SamplingParams,
+        new_reader: Callable[[], Reader],
+    ) -> AsyncIterator[Delta]:
+        choices = num_choices(request.sampling)
+        ranks = choices.sent < choices.generated
+        if ranks and not params.HasField("logprobs"):
+            params.logprobs = 0
+        token_bytes = self._model.tokenizer.token_bytes
+        plan = GenerationPlan(prompt_ids, params, request.priority, new_reader, token_bytes)
+        deltas = run_choices(
+            scope, lambda number: Generation(scope, self._pool, self._failover, plan, number), choices.generated
+        )
+        if not ranks:
+            return deltas
+        return best_choices(deltas, choices.sent, logprobs=request.sampling.HasField("logprobs"))
 
 
 def _least_tokens(options: inference_pb2.SamplingOptions, params: engine_pb2.SamplingParams) -> int:
@@ -215,6 +220,8 @@ def _least_tokens(options: inference_pb2.SamplingOptions, params: engine_pb2.Sam
 
 def _add_extras(response: inference_pb2.GenerateResponse | inference_pb2.ChatResponse, delta: Delta) -> None:
     """What few messages have: naming an empty field in the constructor costs as much as a full one."""
+    if delta.choice:
+        response.choice = delta.choice
     if delta.logprobs:
         response.logprobs.extend(delta.logprobs)
     if delta.finish is not None:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from router.errors import CheckpointError
+from router.text.answer import AnswerStyle
+from router.text.answer_style import answer_style
 from router.text.chat_template import ChatTemplate
 from router.text.tokenizer import TextTokenizer
 from router.validation import SAMPLING_BOUNDS
@@ -26,11 +28,15 @@ _GENERATION_KEYS = {
 
 @dataclass(frozen=True)
 class TextModel:
-    """`defaults`: values of SamplingOptions fields that the checkpoint sets. `template`: None if it has none."""
+    """`defaults`: values of SamplingOptions fields that the checkpoint sets. `template`: None if it has none.
+
+    `answers`: what answers to conversations may hold.
+    """
 
     vocab_size: int
     tokenizer: TextTokenizer
     template: ChatTemplate | None
+    answers: AnswerStyle
     defaults: Mapping[str, float]
 
     @classmethod
@@ -40,12 +46,13 @@ class TextModel:
         vocab_size = config.get("vocab_size")
         if not isinstance(vocab_size, int) or vocab_size < 1:
             raise CheckpointError(f"{directory}/config.json: vocab_size must be a positive integer, not {vocab_size!r}")
-        return cls(
-            vocab_size,
-            TextTokenizer.load(directory, vocab_size),
-            ChatTemplate.load(directory),
-            _generation_defaults(directory / "generation_config.json"),
-        )
+        defaults = _generation_defaults(directory / "generation_config.json")
+        return cls.of(TextTokenizer.load(directory, vocab_size), ChatTemplate.load(directory), defaults)
+
+    @classmethod
+    def of(cls, tokenizer: TextTokenizer, template: ChatTemplate | None, defaults: Mapping[str, float]) -> TextModel:
+        """A model of these parts."""
+        return cls(len(tokenizer.token_bytes), tokenizer, template, answer_style(template, tokenizer), defaults)
 
 
 def _generation_defaults(path: Path) -> dict[str, float]:

@@ -51,7 +51,8 @@ class RequestScope:
         self._status = "CANCELLED"
         self._overload: str | None = None
         self._ticket: Ticket | None = None
-        self._run: RequestRun | None = None
+        self._runs: list[RequestRun] = []
+        self._tasks: list[asyncio.Task[None]] = []
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -81,21 +82,28 @@ class RequestScope:
 
     def hold_run(self, run: RequestRun) -> None:
         """Release `run` at the end, and fail it when the deadline passes."""
-        self._run = run
+        if self.submitted_at is None:
+            self.submitted_at = time.perf_counter()
+        self._runs.append(run)
         left_s = self.left_s
-        if left_s is not None:
-            error = DeadlineError("the deadline passed before the request was done")
-            self._timer = asyncio.get_running_loop().call_later(left_s, run.fail, error)
+        if left_s is not None and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(left_s, self._time_out)
+
+    def hold_task(self, task: asyncio.Task[None]) -> None:
+        """Cancel `task` at the end."""
+        self._tasks.append(task)
 
     def began(self) -> None:
-        """The first token is there."""
-        self.first_token_at = time.perf_counter()
-        if self._ticket is not None:
-            self._ticket.began()
+        """A token is there."""
+        if self.first_token_at is None:
+            self.first_token_at = time.perf_counter()
+            if self._ticket is not None:
+                self._ticket.began()
 
     def finish(self, finish: inference_pb2.Finish) -> None:
-        """The request has its result."""
-        self._finish = finish
+        """A choice has its result. What is told of the request is what holds for the first to end."""
+        if self._finish is None:
+            self._finish = finish
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
@@ -115,13 +123,19 @@ class RequestScope:
         """Give everything back and write the log line."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._run is not None:
-            self._run.release()
+        for task in self._tasks:
+            task.cancel()
+        for run in self._runs:
+            run.release()
         if self._ticket is not None:
             self._ticket.leave(self.completion_tokens)
         record = self._record()
         self._log(record)
         self._telemetry.end(record, self._trace)
+
+    def _time_out(self) -> None:
+        for run in self._runs:
+            run.fail(DeadlineError("the deadline passed before the request was done"))
 
     def _record(self) -> RequestRecord:
         now = time.perf_counter()

@@ -17,6 +17,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 256
 MAX_STOP_TOKEN_IDS = 32
 MAX_LOGIT_BIAS = 300
+MAX_CHOICES = 16
 # A message of 4 MiB has room for millions of either: seconds of work, for which everybody would wait.
 MAX_MESSAGES = 2048
 MAX_DETOKENIZE_IDS = 1 << 18
@@ -48,9 +49,13 @@ SAMPLING_BOUNDS: Mapping[str, Bounds] = {
     "frequency_penalty": Bounds(-2, 2),
     "presence_penalty": Bounds(-2, 2),
     "logprobs": Bounds(0, 20),
+    "prompt_logprobs": Bounds(0, 20),
+    "n": Bounds(1, MAX_CHOICES),
+    "best_of": Bounds(1, MAX_CHOICES),
     "max_tokens": Bounds(1, _UINT32_MAX),
 }
-_COPIED = tuple(name for name in SAMPLING_BOUNDS if name != "max_tokens")
+# Of one choice, as the worker has it under the same name.
+_COPIED = tuple(name for name in SAMPLING_BOUNDS if name not in ("max_tokens", "n", "best_of"))
 _LOGIT_BIAS_BOUNDS = Bounds(-100, 100)
 _PRIORITY_BOUNDS = Bounds(-100, 100)
 
@@ -66,6 +71,28 @@ class ModelLimits:
 def check_priority(priority: int) -> None:
     """-100 to 100."""
     _check("priority", priority, _PRIORITY_BOUNDS)
+
+
+@dataclass(frozen=True, slots=True)
+class NumChoices:
+    """Of one prompt: how many the client gets, and how many of which those are the best."""
+
+    sent: int
+    generated: int
+
+
+def num_choices(options: inference_pb2.SamplingOptions) -> NumChoices:
+    """1 to 16 of each, and no more sent than generated."""
+    for name in ("n", "best_of"):
+        if options.HasField(name):
+            _check(f"sampling.{name}", getattr(options, name), SAMPLING_BOUNDS[name])
+    sent = options.n if options.HasField("n") else 1
+    generated = options.best_of if options.HasField("best_of") else sent
+    if generated < sent:
+        raise InvalidArgumentError(
+            "sampling.best_of", f"{generated} is not allowed; allowed: n = {sent} to {MAX_CHOICES}"
+        )
+    return NumChoices(sent, generated)
 
 
 def check_token_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:

@@ -49,20 +49,21 @@ class Admission:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def enter(self, identity: Identity, priority: int, deadline_s: float | None) -> Ticket:
-        """Take a place. `deadline_s`: seconds left to the request; None: no end.
+    def enter(self, identity: Identity, priority: int, deadline_s: float | None, places: int = 1) -> Ticket:
+        """Take `places`, one for each choice. `deadline_s`: seconds left to the request; None: no end.
 
-        Raises OverloadedError: a limit is reached, or the queue outlasts the deadline. Raises PermissionDeniedError:
-        the caller may not have this priority. Raises UnavailableError: closed.
+        A request of more places than there are is taken when it is alone. Raises OverloadedError: a limit is reached,
+        or the queue outlasts the deadline. Raises PermissionDeniedError: the caller may not have this priority, or so
+        many places. Raises UnavailableError: closed.
         """
         if self.closed:
             raise UnavailableError("the router is shutting down; try another")
         outlook, share = self._outlook(), class_share(priority)
         most = math.ceil(self._limits.max_requests * share)
-        if self._requests >= most:
+        if self._requests and self._requests + places > most:
             raise self._refusal(
                 f"{self._requests} requests in flight, at most {most} at this priority",
-                outlook.total.places_s(self._requests - most + 1),
+                outlook.total.places_s(self._requests + places - most),
                 "requests",
             )
         longest_s = self._limits.max_queue_s * share
@@ -74,10 +75,10 @@ class Admission:
             )
         self._check_deadline(deadline_s, outlook.queue_s, outlook)
         place_s = outlook.total.places_s(1) or self._limits.retry_after_ms / 1000
-        tenant = self._tenants.enter(identity, priority, place_s)
-        self._requests += 1
+        tenant = self._tenants.enter(identity, priority, place_s, places)
+        self._requests += places
         self._idle.clear()
-        return Ticket(self, tenant, share)
+        return Ticket(self, tenant, share, places)
 
     def close(self) -> None:
         """Refuse new requests from now on."""
@@ -106,11 +107,11 @@ class Admission:
         """A prompt waits no longer."""
         self._prompt_tokens -= tokens
 
-    def leave(self, tenant: Tenant, completion_tokens: int) -> None:
-        """Give back a place."""
+    def leave(self, tenant: Tenant, completion_tokens: int, places: int) -> None:
+        """Give back what a request took."""
         self._tenants.charge(tenant, completion_tokens)
-        self._tenants.leave(tenant)
-        self._requests -= 1
+        self._tenants.leave(tenant, places)
+        self._requests -= places
         if self._requests == 0:
             self._idle.set()
 
@@ -128,12 +129,13 @@ class Admission:
 
 
 class Ticket:
-    """One request's place, to be given back exactly once."""
+    """One request's places, to be given back exactly once."""
 
-    __slots__ = ("_admission", "_waiting_tokens", "share", "tenant")
+    __slots__ = ("_admission", "_places", "_waiting_tokens", "share", "tenant")
 
-    def __init__(self, admission: Admission, tenant: Tenant, share: float) -> None:
+    def __init__(self, admission: Admission, tenant: Tenant, share: float, places: int) -> None:
         self._admission = admission
+        self._places = places
         self._waiting_tokens = 0
         self.tenant = tenant
         self.share = share
@@ -149,6 +151,6 @@ class Ticket:
         self._waiting_tokens = 0
 
     def leave(self, completion_tokens: int) -> None:
-        """Give the place back."""
+        """Give the places back."""
         self.began()
-        self._admission.leave(self.tenant, completion_tokens)
+        self._admission.leave(self.tenant, completion_tokens, self._places)

@@ -131,6 +131,8 @@ class RequestRun:
         submit = engine_pb2.Submit()
         submit.CopyFrom(self._submit)
         submit.generated_token_ids.extend(self._tokens)
+        if self._tokens:  # they came with the first token
+            submit.sampling.ClearField("prompt_logprobs")
         submit.age_ms = min(int((time.monotonic() - self._submitted_at) * 1000), 2**32 - 1)
         timeout_ms = self._timeout_ms()
         if timeout_ms is not None:

@@ -61,24 +61,28 @@ class Tenants:
     def __len__(self) -> int:
         return len(self._tenants)
 
-    def enter(self, identity: Identity, priority: int, place_s: float) -> Tenant:
-        """Take one of the caller's places. `place_s`: when one is expected to be free again, for the refusal.
+    def enter(self, identity: Identity, priority: int, place_s: float, places: int) -> Tenant:
+        """Take `places` of the caller's. `place_s`: when one is expected to be free again, for the refusal.
 
-        Raises PermissionDeniedError: the priority is not allowed to it. Raises OverloadedError: a limit is reached.
+        Raises PermissionDeniedError: it may not have the priority, or so many. Raises OverloadedError: a limit is
+        reached.
         """
         if identity.max_priority is not None and priority > identity.max_priority:
             raise PermissionDeniedError(
                 f"priority: {priority} is not allowed to {identity.name}; allowed: -100 to {identity.max_priority}"
             )
         tenant = self._account(identity)
-        if identity.max_requests is not None and tenant.requests >= identity.max_requests:
+        most = identity.max_requests
+        if most is not None and places > max(most, 1):
+            raise PermissionDeniedError(f"{places} choices are more than {identity.name} may have in flight: {most}")
+        if most is not None and tenant.requests + places > most:
             raise OverloadedError(
-                f"{identity.name} has {tenant.requests} requests in flight, at most {identity.max_requests}",
+                f"{identity.name} has {tenant.requests} requests in flight, at most {most}",
                 retry_ms(place_s),
                 "tenant_requests",
             )
         self._check_tokens(tenant, 1)
-        tenant.requests += 1
+        tenant.requests += places
         return tenant
 
     def add_prompt(self, tenant: Tenant, tokens: int) -> None:
@@ -91,9 +95,9 @@ class Tenants:
         if tenant.bucket is not None:
             tenant.bucket.take(tokens, self._clock())
 
-    def leave(self, tenant: Tenant) -> None:
-        """Give the place back."""
-        tenant.requests -= 1
+    def leave(self, tenant: Tenant, places: int) -> None:
+        """Give `places` back."""
+        tenant.requests -= places
         if tenant.is_idle(self._clock()):
             del self._tenants[tenant.identity.name]
 

@@ -11,10 +11,14 @@ from glmserve.service.status import ServiceError
 
 @dataclass(slots=True)
 class Chunk:
-    """Everything that came since the last read. `logprobs`: one for each id, or empty if not asked for."""
+    """Everything that came since the last read. `logprobs`: one for each id, or empty if not asked for.
+
+    `prompt_logprobs`: the same of the prompt, once.
+    """
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[engine_pb2.TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[engine_pb2.TokenLogprobs] = field(default_factory=list)
     finish: engine_pb2.Finish | None = None
 
 
@@ -38,6 +42,8 @@ class TokenStream:
         self._chunk.token_ids.extend(output.token_ids)
         if output.logprobs:
             self._chunk.logprobs.extend(output.logprobs)
+        if output.prompt_logprobs:
+            self._chunk.prompt_logprobs.extend(output.prompt_logprobs)
         self._wake()
 
     def finish(self, finish: engine_pb2.Finish) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -27,13 +28,19 @@ class TemplateRefusalError(ValueError):
 
 
 class ChatTemplate:
-    """Immutable once loaded."""
+    """Immutable once loaded.
+
+    `variables`: names that the template looks up and does not define: what it can be told.
+    """
 
     def __init__(self, source: str, named_tokens: Mapping[str, str]) -> None:
         """`named_tokens`: bos_token, eos_token, ... as templates use them. Raises CheckpointError: a syntax error."""
         self._named_tokens = dict(named_tokens)
+        self._source = source
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
+            self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise CheckpointError(f"chat template, line {error.lineno}: {error.message}") from None
 
@@ -49,18 +56,30 @@ class ChatTemplate:
             raise CheckpointError(f"{directory}/tokenizer_config.json: chat_template is not a string")
         return cls(source, _named_tokens(config))
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt that asks for the next assistant message. `messages`: {"role": ..., "content": ...}, plain data.
+    def mentions(self, text: str) -> bool:
+        """Whether `text` stands in the template."""
+        return text in self._source
 
-        Raises TemplateRefusalError: the template does not take this conversation.
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt that asks for the next assistant message.
+
+        `messages`: {"role": ..., "content": ...} and whatever else the template looks for, plain data. `tools`: as of
+        OpenAI's API. `options`: further variables; what is not in there is undefined, so that the template's own
+        default holds. Raises TemplateRefusalError: the template does not take this conversation.
         """
         try:
             return self._template.render(
                 messages=[dict(message) for message in messages],
-                tools=None,
+                tools=tools or None,
                 documents=None,
                 add_generation_prompt=True,
                 **self._named_tokens,
+                **(options or {}),
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise TemplateRefusalError(str(error)) from None

@@ -21,12 +21,13 @@ class Detokenizer:
     if they do not, the broken beginning stays the prompt's and is not reported.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, prompt_ids: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: TextTokenizer, prompt_ids: Sequence[int] = (), *, echoes: bool = False) -> None:
+        """`echoes`: the text begins with the prompt's, and so with all of its bytes: see `echo_text`."""
         self._bytes = tokenizer.token_bytes
         self._special = tokenizer.special_ids
         # The beginning of a character; while `_in_prompt`, all of it is the prompt's.
         self._open = self._open_character(prompt_ids)
-        self._in_prompt = bool(self._open)
+        self._in_prompt = bool(self._open) and not echoes
 
     def push(self, ids: Sequence[int]) -> str:
         """Text that `ids` complete."""
@@ -64,6 +65,12 @@ class Detokenizer:
             codecs.utf_8_decode(self._open + data[:1], "strict", False)
         except UnicodeDecodeError:
             self._open = b""
+
+
+def echo_text(tokenizer: TextTokenizer, prompt_ids: Sequence[int]) -> str:
+    """The prompt's own text, up to a character that its end leaves incomplete."""
+    data = b"".join(tokenizer.token_bytes[token_id] for token_id in prompt_ids)
+    return codecs.utf_8_decode(data, "replace", False)[0]
 
 
 def _incomplete_suffix(data: bytes) -> bytes:

@@ -55,13 +55,13 @@ class TextReader:
     calls_whole = False
     reasoning_tokens = 0
 
-    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], min_tokens: int) -> None:
-        """The first `min_tokens` ids cannot end the text, nor begin what ends it."""
+    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], min_tokens: int, beginning: str) -> None:
+        """The first `min_tokens` ids cannot end the text, nor begin what ends it. `beginning`: of the text."""
         self._detokenizer = detokenizer
         self._has_stops = bool(stops)
         self._stops = StopStrings(stops)
         self._exempt = min_tokens
-        self._text = ""
+        self._text = beginning
 
     @property
     def stop(self) -> str | None:

@@ -64,7 +64,7 @@ VOCAB_SIZE = raw_tokenizer().get_vocab_size() + 8
 @functools.cache
 def text_model() -> TextModel:
     tokenizer = TextTokenizer(Tokenizer.from_str(raw_tokenizer().to_str()), VOCAB_SIZE)
-    return TextModel(VOCAB_SIZE, tokenizer, ChatTemplate(TEMPLATE, {}), {})
+    return TextModel.of(tokenizer, ChatTemplate(TEMPLATE, {}), {})
 
 
 def encode(text: str) -> list[int]:
