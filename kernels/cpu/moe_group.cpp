@@ -18,6 +18,12 @@ void for_each_local(const glm_moe_group_args* args, Visit visit) {
   }
 }
 
+void add_loads(const glm_moe_group_args* args) {
+  for_each_local(args, [&](int32_t e, int32_t assignment) {
+    args->loads[e] += args->step->row_slots[assignment / args->top_k] != args->spare_slot ? 1 : 0;
+  });
+}
+
 }  // namespace
 
 /* A counting sort: stable, so each expert's list ascends. */
@@ -31,6 +37,7 @@ glm_status moe_group(glm_device*, const glm_moe_group_args* args) {
   for_each_local(args, [&](int32_t e, int32_t assignment) { args->order[offsets[e]++] = assignment; });
   for (int32_t e = args->count; e > 0; --e) offsets[e] = offsets[e - 1];
   offsets[0] = 0;
+  if (args->loads != nullptr) add_loads(args);
   return GLM_OK;
 }
 

@@ -99,8 +99,9 @@ void route_row(const glm_moe_route_args* args, int64_t row, float* scores, float
   auto* weights = static_cast<float*>(row_of(args->weights, row));
   float total = 0.0f;
   for (int32_t j = 0; j < args->top_k; ++j) {
-    ids[j] = take_best(choices, args->experts);
-    weights[j] = scores[ids[j]];
+    const int32_t expert = take_best(choices, args->experts);
+    ids[j] = args->places == nullptr ? expert : args->places[expert];
+    weights[j] = scores[expert];
     total += weights[j];
   }
   for (int32_t j = 0; j < args->top_k; ++j) {

@@ -29,10 +29,17 @@ __device__ Rank rank_in_block(bool flag, int* warp_counts) {
   return rank;
 }
 
+/* Whose assignments count as load. */
+struct Loads {
+  uint64_t* counts; /* [count], or NULL */
+  const int32_t* row_slots;
+  int32_t spare_slot;
+};
+
 /* One block an expert, and one more for the end: it counts the assignments of the experts before it, then lists its own. */
 __global__ void __launch_bounds__(kThreads)
     moe_group_kernel(glm_tensor ids, int32_t top_k, int32_t assignments, int32_t first, int32_t count, int32_t* offsets,
-                     int32_t* order) {
+                     int32_t* order, Loads loads) {
   __shared__ int counts[kThreads / kWarp];
   begin_kernel();
   const int32_t expert = static_cast<int32_t>(blockIdx.x);
@@ -50,13 +57,16 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   if (threadIdx.x == 0) offsets[expert] = at;
   if (expert == count) return;
+  int load = 0;
   for (int32_t base = 0; base < assignments; base += kThreads) {
     const int32_t a = base + static_cast<int32_t>(threadIdx.x);
     const bool own = a < assignments && local_expert(a) == expert;
     const Rank rank = rank_in_block(own, counts);
     if (own) order[at + rank.before] = a;
+    if (loads.counts != nullptr) load += __syncthreads_count(own && loads.row_slots[a / top_k] != loads.spare_slot);
     at += rank.total;
   }
+  if (loads.counts != nullptr && threadIdx.x == 0) loads.counts[expert] += load;
 }
 
 }  // namespace
@@ -64,8 +74,9 @@ __global__ void __launch_bounds__(kThreads)
 glm_status moe_group(glm_device* device, const glm_moe_group_args* args) {
   if (args->rows == 0) return GLM_OK;
   const Grid grid{dim3(static_cast<unsigned>(args->count + 1)), kThreads};
+  const Loads loads{args->loads, args->loads == nullptr ? nullptr : args->step->row_slots, args->spare_slot};
   return launch(device, "moe_group", grid, moe_group_kernel, args->ids, args->top_k, args->rows * args->top_k,
-                args->first, args->count, args->offsets, args->order);
+                args->first, args->count, args->offsets, args->order, loads);
 }
 
 }  // namespace glm::cuda

@@ -34,6 +34,7 @@ struct SelectParams {
   float scale;
   glm_tensor ids;
   glm_tensor weights;
+  const int32_t* places;
 };
 
 /* Larger values have larger keys. */
@@ -113,7 +114,7 @@ __global__ void route_select_kernel(const __grid_constant__ SelectParams p) {
     const int expert = take_best(choices, p.experts);
     total += scores[expert];
     if (lane == j) own = scores[expert];
-    if (lane == j) ids[j] = expert;
+    if (lane == j) ids[j] = p.places == nullptr ? expert : p.places[expert];
   }
   if (lane < p.top_k) weights[lane] = (p.normalize != 0 ? own / (total + 1e-20f) : own) * p.scale;
 }
@@ -143,8 +144,8 @@ glm_status moe_route(glm_device* device, const glm_moe_route_args* args) {
   auto* logits = reinterpret_cast<float*>(device->workspace);
   const glm_status status = compute_logits(device, *args, logits);
   if (status != GLM_OK) return status;
-  const SelectParams p{logits,          args->bias,  args->experts, args->top_k,  args->groups, args->topk_groups,
-                       args->normalize, args->scale, args->ids,     args->weights};
+  const SelectParams p{logits,          args->bias,  args->experts, args->top_k,   args->groups, args->topk_groups,
+                       args->normalize, args->scale, args->ids,     args->weights, args->places};
   const Grid grid{dim3(static_cast<unsigned>(args->rows)), kWarp, sizeof(float) * (2 * args->experts + args->groups)};
   return launch(device, "moe_route (select)", grid, route_select_kernel, p);
 }

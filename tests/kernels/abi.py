@@ -246,6 +246,7 @@ class MoeRouteArgs(c.Structure):
         ("scale", c.c_float),
         ("ids", Tensor),
         ("weights", Tensor),
+        ("places", c.c_void_p),
     ]
 
 
@@ -258,6 +259,9 @@ class MoeGroupArgs(c.Structure):
         ("count", c.c_int32),
         ("offsets", c.c_void_p),
         ("order", c.c_void_p),
+        ("loads", c.c_void_p),
+        ("step", c.POINTER(StepInputs)),
+        ("spare_slot", c.c_int32),
     ]
 
 

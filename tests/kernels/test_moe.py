@@ -1,5 +1,6 @@
 """The expert operations against NumPy: packing, gate/up and down; experts elsewhere and untouched ones included."""
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,27 @@ def test_group_lists_local_assignments_in_order(
     packed = Packed(ids, first, count)
     assert offsets.read().tolist() == packed.offsets.tolist()
     assert order.read()[: packed.offsets[-1]].tolist() == packed.order.tolist()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 17, 1100])
+@pytest.mark.parametrize("spare_slot", [-1, 2])
+def test_group_adds_up_loads_but_of_spare_rows(
+    device: Device, rng: np.random.Generator, rows: int, spare_slot: int
+) -> None:
+    before = np.arange(8, dtype=np.uint64) + np.uint64(2**33)
+    loads = Buffer(before)
+    expected = before.copy()
+    for _ in range(2):
+        ids, slots = random_ids(rng, rows, 16, 4), rng.integers(0, 4, rows).astype(np.int32)
+        bound, row_slots = tensor(ids), Buffer(slots)
+        offsets, order = Buffer(poison((9,), I32)), Buffer(poison((rows * 4,), I32))
+        step = abi.StepInputs(rows, row_slots=row_slots.pointer)
+        args = abi.MoeGroupArgs(rows, bound.struct, 4, 4, 8, offsets.pointer, order.pointer)
+        args.loads, args.step, args.spare_slot = loads.pointer, ctypes.pointer(step), spare_slot
+        device.run(abi.Op.MOE_GROUP, args)
+        asked = ids[slots != spare_slot].reshape(-1)
+        expected += np.bincount(asked, minlength=16)[4:12].astype(np.uint64)
+    assert loads.read().tolist() == expected.tolist()
 
 
 # ---- moe_gate_up ----

@@ -29,7 +29,9 @@ class Route:
         self.weights, self.bias, self.top_k = weights, bias, top_k
         self.groups, self.topk_groups = groups, topk_groups
 
-    def run(self, device: Device, x: Array, normalize: bool = True, scale: float = 2.5) -> tuple[Array, Array]:
+    def run(
+        self, device: Device, x: Array, normalize: bool = True, scale: float = 2.5, places: Array | None = None
+    ) -> tuple[Array, Array]:
         rows, experts = x.shape[0], self.weights.data.shape[0]
         bound_x, bound_w = tensor(x), self.weights.bind()
         bias = None if self.bias is None else Buffer(self.bias)
@@ -37,6 +39,8 @@ class Route:
         args = abi.MoeRouteArgs(rows, bound_x.struct, bound_w.struct, self.weights.format, bias and bias.pointer)
         args.experts, args.top_k, args.groups, args.topk_groups = experts, self.top_k, self.groups, self.topk_groups
         args.normalize, args.scale, args.ids, args.weights = int(normalize), scale, ids.struct, weights.struct
+        bound_places = None if places is None else Buffer(places)
+        args.places = bound_places and bound_places.pointer
         device.run(abi.Op.MOE_ROUTE, args)
         return ids.read(), weights.read()
 
@@ -113,6 +117,19 @@ def test_route_applies_the_scaling_factor_once(device: Device) -> None:
     for normalize in (True, False):
         _, weights = zero_route(16, None, 8).run(device, np.ones((1, 8), np.float32), normalize, 2.5)
         assert_close(weights, np.full((1, 8), (1 / 8 if normalize else 0.5) * 2.5), 1e-6)
+
+
+def test_route_writes_places_and_chooses_by_ids(device: Device, rng: np.random.Generator) -> None:
+    """Ties and order are those of the ids, whichever places ranks hold the experts at."""
+    places = rng.permutation(12).astype(np.int32)
+    ids, weights = zero_route(12, None, 5).run(device, np.ones((3, 8), np.float32), places=places)
+    assert ids.tolist() == [places[:5].tolist()] * 3
+    route = Route(random_weights(rng, Format.F32, 12, 129), None, 5)
+    x = rng.standard_normal((17, 129)).astype(np.float32)
+    ids, weights = route.run(device, x)
+    placed_ids, placed_weights = route.run(device, x, places=places)
+    assert_bits_equal(placed_ids, places[ids])
+    assert_bits_equal(placed_weights, weights)
 
 
 def test_route_of_nan_still_names_distinct_experts(device: Device) -> None:

@@ -56,7 +56,7 @@ typedef struct glm_weight {
   int32_t rows;
 } glm_weight;
 
-/* Experts with ids [first, first + count), one weight each; every expert has the same shape. */
+/* Experts at places [first, first + count), one weight each; every expert has the same shape. */
 typedef struct glm_expert_weights {
   const glm_weight* experts; /* [count], in device memory */
   glm_weight_format format;
@@ -234,6 +234,7 @@ typedef struct glm_silu_mul_args {
  * largest sum of their two best choices take part (ties: lower group); the top_k best (ties: lower id) in order of
  * choice, best first;
  * weights = s at them (never (s + bias) - bias), divided by (their sum + 1e-20) if normalize, times `scale`.
+ * ids[t][j] = places[e] of the expert e chosen j-th: its place in the order in which ranks hold experts.
  * Source: DeepSeek-V3 (2024), as Glm4MoeTopkRouter. */
 typedef struct glm_moe_route_args {
   int32_t rows;
@@ -247,20 +248,26 @@ typedef struct glm_moe_route_args {
   int32_t topk_groups;
   int32_t normalize;
   float scale;
-  glm_tensor ids;     /* i32 [rows][top_k] */
-  glm_tensor weights; /* f32 [rows][top_k] */
+  glm_tensor ids;        /* i32 [rows][top_k] */
+  glm_tensor weights;    /* f32 [rows][top_k] */
+  const int32_t* places; /* [experts]: a permutation; NULL: places[e] = e */
 } glm_moe_route_args;
 
 /* Pack: assignment a = t*top_k + j. order[offsets[e] .. offsets[e+1]) lists, ascending, the assignments of local
- * expert e (global id first + e); offsets[0] = 0; assignments of experts elsewhere are left out. */
+ * expert e (at place first + e); offsets[0] = 0; assignments of experts elsewhere are left out. With `loads`, each
+ * local expert's number of assignments is added to loads[e], but for those of rows of `spare_slot`, which nobody
+ * asked for. */
 typedef struct glm_moe_group_args {
   int32_t rows;
   glm_tensor ids; /* i32 [rows][top_k] */
   int32_t top_k;
   int32_t first;
   int32_t count;
-  int32_t* offsets; /* [count + 1] */
-  int32_t* order;   /* [max rows * top_k] */
+  int32_t* offsets;            /* [count + 1] */
+  int32_t* order;              /* [max rows * top_k] */
+  uint64_t* loads;             /* [count], optional */
+  const glm_step_inputs* step; /* with loads */
+  int32_t spare_slot;          /* with loads; -1: there is none */
 } glm_moe_group_args;
 
 /* For each listed assignment a of expert e, with x row t = a / top_k: g = gate_e x, u = up_e x (each rounded to act),
