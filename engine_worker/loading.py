@@ -10,12 +10,12 @@ import structlog
 from engine_worker.config import Sizes, WorkerConfig, plan_sizes
 from engine_worker.device import choose_device
 from engine_worker.models import Model, RankPlans, build_model
-from engine_worker.plan.dump import dump
 from engine_worker.plan.memory import rank_memory
 from engine_worker.plan.record import KvCache
 from engine_worker.runtime.abi import Engine, kernel_table_path
 from engine_worker.runtime.c_types import PAGE_SIZE
-from engine_worker.runtime.records import EngineInfo, EngineOptions, Progress, RankOptions
+from engine_worker.runtime.ranks import rank_options
+from engine_worker.runtime.records import EngineInfo, EngineOptions, Progress
 from engine_worker.service import Context, EngineService, ServeContext
 from glmserve.engine.v1 import engine_pb2, engine_pb2_grpc
 from glmserve.service.status import UnavailableError
@@ -113,14 +113,6 @@ def _log_memory(config: WorkerConfig, rank: RankPlans, sizes: Sizes) -> None:
         buffer_bytes=memory.buffers,
         total_bytes=memory.total,
     )
-
-
-def rank_options(model: Model, first_gpu: int | None = None) -> list[RankOptions]:
-    """Of each rank; on GPUs, one after another from `first_gpu`."""
-    return [
-        RankOptions(dump(rank.mixed), dump(rank.decode), 0 if first_gpu is None else first_gpu + index)
-        for index, rank in enumerate(model.ranks)
-    ]
 
 
 class LoadingGate(engine_pb2_grpc.EngineServiceServicer):

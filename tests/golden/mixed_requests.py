@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine_worker.models import Model, build_model
-from engine_worker.plan.dump import dump
 from engine_worker.runtime.abi import Engine, kernel_table_path
 from engine_worker.runtime.c_types import MAX_IN_FLIGHT, PAGE_SIZE
-from engine_worker.runtime.records import EngineOptions, RankOptions, Sampling
+from engine_worker.runtime.ranks import rank_options
+from engine_worker.runtime.records import EngineOptions, Sampling
 from engine_worker.runtime.step import StepPacker, submit_step
 from engine_worker.scheduler.limits import Limits
 from engine_worker.scheduler.request import Finish, Outputs, Reason, Request, RequestKey, StepPlan
@@ -127,7 +127,7 @@ def make_aborts(requests: list[Request], seed: int = 1) -> dict[RequestKey, int]
 def engine_options(model: Model) -> EngineOptions:
     return EngineOptions(
         kernels_path=kernel_table_path(TABLE),
-        ranks=[RankOptions(dump(rank.mixed), dump(rank.decode)) for rank in model.ranks],
+        ranks=rank_options(model, first_gpu=None if TABLE == "cpu" else 0),
         tensors=model.tensors,
         max_rows=LIMITS.max_step_tokens,
         max_samples=RUNNING,

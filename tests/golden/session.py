@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from engine_worker.loading import rank_options
 from engine_worker.models import KvDtypeSetting, build_model
 from engine_worker.models.layout import ONE_RANK, Parallelism
 from engine_worker.runtime.abi import Engine, kernel_table_path
 from engine_worker.runtime.c_types import PAGE_SIZE
+from engine_worker.runtime.ranks import rank_options
 from engine_worker.runtime.records import EngineOptions, Sampling, StepBatch
 from tests.golden.table import MAX_CONTEXT, TABLE
 
@@ -115,7 +115,7 @@ def open_session(
     model = build_model(directory, kv_dtype, parallelism)
     options = EngineOptions(
         kernels_path=kernels or kernel_table_path(TABLE),
-        ranks=rank_options(model),
+        ranks=rank_options(model, first_gpu=None if TABLE == "cpu" else 0),
         tensors=model.tensors,
         max_rows=MAX_CONTEXT,
         max_samples=SLOTS,

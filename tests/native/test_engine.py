@@ -78,7 +78,7 @@ def test_kernel_table_problems(faults: FaultTable, tensors: list[TensorSource]) 
     with pytest.raises(UnsupportedError, match=r"kernel table /gone.so cannot be loaded"):
         Engine.create(replace(tiny.options(faults.path, tensors), kernels_path=faults.path.__class__("/gone.so")))
     faults.speak(1)
-    with pytest.raises(UnsupportedError, match="does not speak version 3"):
+    with pytest.raises(UnsupportedError, match="does not speak version 4"):
         Engine.create(tiny.options(faults.path, tensors))
     faults.reset()
     faults.fail_open(GLM_DEVICE_ERROR)

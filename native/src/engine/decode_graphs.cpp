@@ -25,12 +25,12 @@ DecodeGraphs::DecodeGraphs(const Device& device, Executor& decode, glm_step_inpu
   for (const int32_t rows : buckets_) {
     step.num_rows = step.num_seqs = step.num_samples = rows;
     decode.run(rows, rows);
+    device.synchronize();  // making a graph may wait for what runs on any device, and that may wait for another rank
     Graph graph(device);
     decode.run(rows, rows);
     graph.finish();
     graphs_.push_back(std::move(graph));
   }
-  device.synchronize();
 }
 
 size_t DecodeGraphs::index(int32_t rows) const {

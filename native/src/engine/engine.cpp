@@ -127,7 +127,7 @@ int32_t Engine::fitting_pages(bool fit) const {
   return static_cast<int32_t>(std::min(static_cast<size_t>(limits_.num_pages), fitting));
 }
 
-void Engine::start(const glm_engine_options& options, int32_t num_pages) {
+void Engine::take_pages(const glm_engine_options& options, int32_t num_pages) {
   limits_.num_pages = num_pages;
   resources_.limits = limits_;
   if (const auto& kv = declarations_.kv) {
@@ -139,6 +139,9 @@ void Engine::start(const glm_engine_options& options, int32_t num_pages) {
   }
   bind_plans();
   mirror_.emplace(limits_, declarations_.vocab);
+}
+
+void Engine::start() {
   thread_ = std::thread([this] { run(); });
 }
 

@@ -33,7 +33,7 @@ class Engine {
   // Told of what makes every later call fail; from any thread, perhaps more than once.
   using OnFailure = std::function<void(const Failure&)>;
 
-  // Opens the rank's device. Then, in this order: `load`, `start`, `wait_ready`.
+  // Opens the rank's device. Then, in this order: `load`, `take_pages`, `start`, `wait_ready`.
   Engine(const glm_engine_options& options, int32_t rank, OnFailure on_failure);
   ~Engine();
   Engine(const Engine&) = delete;
@@ -46,8 +46,10 @@ class Engine {
   void load(const glm_engine_options& options, TensorTable& tensors, const ScanProgress& progress);
   // KV pages that memory has room for, at most those asked for. Throws if there is not one and `fit`.
   int32_t fitting_pages(bool fit) const;
-  // Takes the pages and begins to run; ranks that record graphs do so together, each on its own thread.
-  void start(const glm_engine_options& options, int32_t num_pages);
+  // The last memory that it takes: no rank allocates once another may wait on its device for it.
+  void take_pages(const glm_engine_options& options, int32_t num_pages);
+  // Begins to run; ranks that record graphs do so together, each on its own thread.
+  void start();
   void wait_ready();
   // Waits for steps in flight. Idempotent.
   void stop();

@@ -101,7 +101,8 @@ void RankSet::load(const glm_engine_options& options) {
   });
   int32_t num_pages = options.num_pages;
   for (const auto& engine : engines_) num_pages = std::min(num_pages, engine->fitting_pages(options.fit_pages != 0));
-  for (const auto& engine : engines_) engine->start(options, num_pages);
+  for (const auto& engine : engines_) engine->take_pages(options, num_pages);
+  for (const auto& engine : engines_) engine->start();
   each([](Engine& engine) { engine.wait_ready(); });
 }
 
