@@ -24,7 +24,7 @@ _CONVERSATION = (
 )
 # How a call in the history looks, and so how the model writes one.
 _RENDERED = {
-    ToolSyntax.GLM_LINES: rf"<tool_call>{_NAME}\n<arg_key>{_KEY}</arg_key>\n<arg_value>{_VALUE}</arg_value>\n</tool",
+    ToolSyntax.GLM_LINES: rf"<tool_call>{_NAME}\n<arg_key>{_KEY}</arg_key>\s*<arg_value>{_VALUE}</arg_value>\s*</tool",
     ToolSyntax.GLM_COMPACT: rf"<tool_call>{_NAME}<arg_key>{_KEY}</arg_key><arg_value>{_VALUE}</arg_value></tool",
     ToolSyntax.JSON_LINE: rf'<tool_call>\s*{{"name": *"{_NAME}", *"(arguments|parameters)": *{{"{_KEY}": *"{_VALUE}"}}',
 }
