@@ -232,10 +232,15 @@ _CLIENT_OPTIONS = (
 
 @contextlib.asynccontextmanager
 async def bench(
-    model: TextModel | None = None, telemetry: Telemetry | None = None, **settings: Any
+    model: TextModel | None = None,
+    telemetry: Telemetry | None = None,
+    max_context: int = MAX_CONTEXT,
+    **settings: Any,
 ) -> AsyncIterator[Bench]:
     """A scripted worker, a router that serves, and a client's channel to it."""
     worker = ScriptedWorker()
+    worker.info.vocab_size = (model or text_model()).vocab_size
+    worker.info.max_context = max_context
     worker_server = await start_worker(worker)
     config = RouterConfig(model=Path("unused"), worker=worker_server.address, **{"listen": "127.0.0.1:0", **settings})
     router = await Router.start(config, model or text_model(), telemetry or Telemetry())
