@@ -43,12 +43,18 @@ def pages_of(context: int) -> int:
 def options_for(
     model: Model, table: str, shapes: list[StepShape], *, device_ordinal: int = 0, num_threads: int = 0
 ) -> EngineOptions:
-    """An engine of the first rank that just holds each of the shapes, its pages with random keys and values."""
+    """An engine of the model's ranks that just holds each of the shapes, its pages with random keys and values.
+
+    On GPUs the ranks take one each, from `device_ordinal` on.
+    """
     context = PAGE_SIZE * max(pages_of(shape.context) for shape in shapes)
     batch = max(shape.batch for shape in shapes)
     return EngineOptions(
         kernels_path=kernel_table_path(table),
-        ranks=[RankOptions(dump(model.mixed), dump(model.decode), device_ordinal)],
+        ranks=[
+            RankOptions(dump(rank.mixed), dump(rank.decode), device_ordinal + (index if table == "cuda" else 0))
+            for index, rank in enumerate(model.ranks)
+        ],
         tensors=model.tensors,
         max_rows=max(shape.rows for shape in shapes),
         max_samples=batch,
