@@ -2,7 +2,7 @@
 
 All ranks of one engine, exchanges included, synthetic weights of the published shapes, made by all ranks in parallel.
 First the layout is checked: a model of a few layers says the same on all GPUs as on one, within what sharded FP8 scales
-allow. Then prefill and decode, each step beside the floor of a rank; last, the ops of one rank alone, without exchanges.
+allow. Then prefill and decode, each step beside the floor of a rank; last, the ops of one rank, without exchanges.
 With fewer GPUs, `--layers` says how many of the 92 layers fit. Needs NumPy and the shared objects (GLM_LIBRARY_DIR).
 """
 
