@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from glmserve.engine.v1 import engine_pb2
 from glmserve.inference.v1 import inference_pb2
+from glmserve.service.status import InvalidArgumentError
 from router.constraints import check_constraint, engine_constraint, tool_call_constraint
 from router.conversation import Prompt, render
 from router.errors import UnsupportedError
@@ -32,6 +33,8 @@ async def chat_plan(request: inference_pb2.ChatRequest, model: TextModel) -> Cha
 
     Raises UnsupportedError: the checkpoint cannot do what is asked for.
     """
+    if request.sampling.HasField("prompt_logprobs"):
+        raise InvalidArgumentError("sampling.prompt_logprobs", "set; allowed only in a GenerateRequest")
     tools = check_tools(request)
     prompt = render(model, request, tools)
     plan = AnswerPlan(

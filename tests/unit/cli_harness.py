@@ -25,7 +25,10 @@ def finish() -> inference_pb2.Finish:
 
 @dataclass
 class ScriptedService(inference_pb2_grpc.InferenceServiceServicer):
-    """`refusal`: the status that every call ends with instead. `interrupts`: how many chat answers get a Ctrl-C."""
+    """`refusal`: the status that every call ends with instead. `interrupts`: how many chat answers get a Ctrl-C.
+
+    `answers`: of the next chats, whole; then it is that of the script.
+    """
 
     refusal: tuple[grpc.StatusCode, str] | None = None
     interrupts: int = 0
@@ -33,6 +36,7 @@ class ScriptedService(inference_pb2_grpc.InferenceServiceServicer):
     generated: list[inference_pb2.GenerateRequest] = field(default_factory=list)
     chatted: list[inference_pb2.ChatRequest] = field(default_factory=list)
     metadata: dict[str, str] = field(default_factory=dict)
+    answers: list[list[inference_pb2.ChatResponse]] = field(default_factory=list)
 
     def Generate(
         self, request: inference_pb2.GenerateRequest, context: Any
@@ -53,6 +57,9 @@ class ScriptedService(inference_pb2_grpc.InferenceServiceServicer):
     def Chat(self, request: inference_pb2.ChatRequest, context: Any) -> Iterator[inference_pb2.ChatResponse]:
         self.chatted.append(request)
         self._refuse(context)
+        if self.answers:
+            yield from self.answers.pop(0)
+            return
         for piece in PIECES:
             yield inference_pb2.ChatResponse(content=piece)
             if self.interrupts:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -108,6 +109,67 @@ def test_chat_sends_the_whole_conversation(service: ScriptedService, target: str
     assert not service.chatted[-1].sampling.HasField("max_tokens")
 
 
+def test_chat_shows_reasoning_apart_and_asks_for_results_of_calls(
+    service: ScriptedService, target: str, tmp_path: Path
+) -> None:
+    tool = {"name": "weather", "description": "Of a city.", "parameters": {"type": "object"}}
+    file = tmp_path / "tools.json"
+    file.write_text(json.dumps([{"type": "function", "function": tool}]))
+    delta, answer = inference_pb2.ToolCallDelta, inference_pb2.ChatResponse
+    service.answers.append(
+        [
+            answer(reasoning="They "),
+            answer(reasoning="ask."),
+            answer(content="I look."),
+            answer(tool_calls=[delta(id="a", name="weather"), delta(arguments_json='{"city": ')]),
+            answer(
+                tool_calls=[delta(arguments_json='"Paris"}'), delta(index=1, id="b", name="now", arguments_json="{}")]
+            ),
+            answer(finish=inference_pb2.Finish(reason=inference_pb2.FINISH_REASON_TOOL_CALLS)),
+        ]
+    )
+    args = ["chat", "--no-thinking", "--tools", str(file), "--target", target]
+    result = CliRunner().invoke(app, args, input="Hello\n12\nnoon\n")
+    assert result.exit_code == 0
+    assert "They ask.\n" in result.stderr
+    assert 'I look.\nweather({"city": "Paris"}) = now({}) =  Paris.\n' in result.stdout
+    [first, second] = service.chatted
+    assert first.enable_thinking is False
+    assert first.HasField("enable_thinking")
+    assert [(tool.name, json.loads(tool.parameters_json_schema)) for tool in first.tools] == [
+        ("weather", {"type": "object"})
+    ]
+    asked, said, *results = second.messages
+    assert (asked.content, said.content, said.reasoning) == ("Hello", "I look.", "They ask.")
+    assert [(call.id, call.name, call.arguments_json) for call in said.tool_calls] == [
+        ("a", "weather", '{"city": "Paris"}'),
+        ("b", "now", "{}"),
+    ]
+    assert [(message.role, message.tool_call_id, message.content) for message in results] == [
+        (inference_pb2.ROLE_TOOL, "a", "12"),
+        (inference_pb2.ROLE_TOOL, "b", "noon"),
+    ]
+
+
+def test_calls_that_were_cut_short_are_not_kept(service: ScriptedService, target: str) -> None:
+    cut = inference_pb2.ToolCallDelta(id="a", name="weather", arguments_json='{"city": "Pa')
+    length = inference_pb2.Finish(reason=inference_pb2.FINISH_REASON_LENGTH)
+    service.answers.append([inference_pb2.ChatResponse(content="So", tool_calls=[cut], finish=length)])
+    result = CliRunner().invoke(app, ["chat", "--target", target], input="Hello\nAgain\n")
+    assert result.exit_code == 0
+    assert [message.content for message in service.chatted[1].messages] == ["Hello", "So", "Again"]
+    assert not service.chatted[1].messages[1].tool_calls
+
+
+@pytest.mark.parametrize("text", ["{", "{}5", "5", "[5]", '[{"function": {"name": 5}}]', "[{}]", "\ufeff"])
+def test_a_file_of_something_else_is_no_file_of_tools(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "tools.json"
+    file.write_text(text, encoding="utf-8")
+    result = CliRunner().invoke(app, ["chat", "--tools", str(file), "--target", "127.0.0.1:1"])
+    assert result.exit_code == 2
+    assert "tools.json" in result.stderr
+
+
 def test_chat_goes_on_after_a_refused_turn(service: ScriptedService, target: str) -> None:
     service.refusal = (grpc.StatusCode.INVALID_ARGUMENT, "messages: too long")
     result = CliRunner().invoke(app, ["chat", "--target", target], input="Hello\nAgain\n")
@@ -128,17 +190,17 @@ def test_ctrl_c_ends_the_answer_and_not_the_program(service: ScriptedService, ta
 
 def test_an_aborted_answer_stays_as_far_as_it_came(target: str) -> None:
     with inference(None, target) as stub:
-        conversation = Conversation(stub, "", inference_pb2.SamplingOptions(), None)
+        conversation = Conversation(stub, inference_pb2.ChatRequest(), None)
         with contextlib.closing(conversation.say("Hello")) as pieces:
-            assert next(pieces) == PIECES[0]
+            assert next(pieces).content == PIECES[0]
         assert [message.content for message in conversation.messages] == ["Hello", PIECES[0]]
-        assert "".join(conversation.say("Again")) == "".join(PIECES)
+        assert "".join(piece.content for piece in conversation.say("Again")) == "".join(PIECES)
 
 
 def test_a_turn_without_an_answer_is_taken_back(service: ScriptedService, target: str) -> None:
     service.refusal = (grpc.StatusCode.UNAVAILABLE, "draining")
     with inference(None, target) as stub:
-        conversation = Conversation(stub, "", inference_pb2.SamplingOptions(), "Be brief.")
+        conversation = Conversation(stub, inference_pb2.ChatRequest(), "Be brief.")
         with pytest.raises(RequestError, match="draining"):
             list(conversation.say("Hello"))
     assert [message.content for message in conversation.messages] == ["Be brief."]

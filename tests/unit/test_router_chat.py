@@ -225,6 +225,11 @@ async def test_a_constraint_of_the_content(glm: Bench) -> None:
         (chat_request(USER, constraint={"json_schema": "{"}), "INVALID_ARGUMENT", "constraint.json_schema: "),
         (chat_request(USER, constraint={"regex": "("}), "INVALID_ARGUMENT", "constraint.regex: "),
         (chat_request(USER, tool_choice={"name": "now"}), "INVALID_ARGUMENT", "tool_choice.name: 'now' is none"),
+        (
+            chat_request(USER, sampling={"prompt_logprobs": 0}),
+            "INVALID_ARGUMENT",
+            "sampling.prompt_logprobs: set; allowed only in a GenerateRequest",
+        ),
         (chat_request([{**HISTORIES["calls"][2]}]), "INVALID_ARGUMENT", "messages[0].tool_call_id: 'call_1' is not"),
     ],
 )
