@@ -20,7 +20,7 @@ from router.constraints import check_constraint, engine_constraint
 from router.dispatch.admission import Admission
 from router.dispatch.request_run import FailoverLimits
 from router.dispatch.worker_pool import WorkerPool
-from router.errors import echo
+from router.errors import UnsupportedError, echo
 from router.generation import Delta, Generation, GenerationPlan
 from router.model import TextModel
 from router.prompt import prompt_of
@@ -65,6 +65,8 @@ class InferenceCore:
         scope = await open_scope(call, "Generate", self._telemetry)
         with scope.recorded():
             limits = self._admit(scope, request, call.caller)
+            if request.sampling.HasField("prompt_logprobs") and not self._pool.info.prompt_logprobs:
+                raise UnsupportedError("sampling.prompt_logprobs: the engine does not compute them; leave it unset")
             if request.HasField("constraint"):
                 await check_constraint("constraint", request.constraint)
             prompt = await prompt_of(request, self._model, limits)

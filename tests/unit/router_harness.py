@@ -103,6 +103,7 @@ class ScriptedWorker(engine_pb2_grpc.EngineServiceServicer):
         self.info = engine_pb2.GetInfoResponse(
             model_name="tiny", model_revision="r1", vocab_size=VOCAB_SIZE, max_context=MAX_CONTEXT, eos_token_ids=[EOS]
         )
+        self.info.prompt_logprobs = True
         self.answer: Callable[[engine_pb2.Submit], Sequence[engine_pb2.ServeResponse]] | None = None
         self.submits: asyncio.Queue[engine_pb2.Submit] = asyncio.Queue()
         self.aborts: asyncio.Queue[int] = asyncio.Queue()

@@ -271,6 +271,19 @@ async def test_log_probabilities_of_the_prompt_come_first_in_every_choice() -> N
             ]
 
 
+async def test_log_probabilities_of_the_prompt_need_an_engine_that_computes_them() -> None:
+    async with bench() as b:
+        await b.stop_worker()
+        await b.wait_health(False)
+        b.worker.info.prompt_logprobs = False
+        await b.start_worker()
+        await b.wait_health(True)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(b.client.Generate(generate(prompt_logprobs=0)))
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert (caught.value.details() or "").startswith("sampling.prompt_logprobs: ")
+
+
 async def test_a_moved_request_asks_for_the_prompts_log_probabilities_once() -> None:
     async with bench(failover_wait_s=30) as b:
         call = b.client.Generate(generate("a", prompt_logprobs=0))
