@@ -66,10 +66,9 @@ def json_object(path: str, text: str) -> dict[str, Any]:
 
 def _schema(path: str, text: str) -> dict[str, Any]:
     schema = json_object(path, text) if text else {"type": "object", "properties": {}}
-    if schema.get("type", "object") != "object":
-        raise InvalidArgumentError(
-            path, f"of type {echo(json.dumps(schema['type']))}; allowed: the schema of an object"
-        )
+    kind = schema.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise InvalidArgumentError(path, f"of type {echo(json.dumps(kind))}; allowed: the schema of an object")
     return schema
 
 

@@ -81,7 +81,7 @@ class ChatTemplate:
                 **self._named_tokens,
                 **(options or {}),
             )
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, RecursionError) as error:
             raise TemplateRefusalError(str(error)) from None
 
 

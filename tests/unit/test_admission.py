@@ -74,6 +74,25 @@ class TestAdmission:
             ticket.leave(5)
         assert len(harness.tenants) == 0
 
+    def test_a_request_takes_a_place_for_each_choice(self) -> None:
+        harness = Harness(max_requests=10)
+        first = harness.admission.enter(ANONYMOUS, 0, None, 6)
+        with pytest.raises(OverloadedError):
+            harness.admission.enter(ANONYMOUS, 0, None, 4)
+        harness.admission.enter(ANONYMOUS, 0, None, 3).leave(0)
+        first.leave(0)
+        harness.admission.enter(ANONYMOUS, 0, None, 9)
+        harness.refused()
+
+    def test_more_choices_than_there_are_places_are_taken_alone(self) -> None:
+        harness = Harness(max_requests=2)
+        ticket = harness.admission.enter(ANONYMOUS, 0, None, 16)
+        harness.refused()
+        ticket.leave(0)
+        harness.enter()
+        with pytest.raises(OverloadedError):
+            harness.admission.enter(ANONYMOUS, 0, None, 16)
+
     def test_the_delay_is_the_configured_one_until_a_pace_is_known(self) -> None:
         harness = Harness(max_requests=1, retry_after_ms=777)
         harness.enter()
@@ -169,6 +188,17 @@ class TestTenants:
         harness.enter(bob)
         ticket.leave(0)
         harness.enter(alice)
+
+    def test_choices_count_as_requests_of_the_caller(self) -> None:
+        harness = Harness()
+        alice = Identity("alice", max_requests=4)
+        ticket = harness.admission.enter(alice, 0, None, 3)
+        with pytest.raises(OverloadedError, match="alice has 3 requests in flight, at most 4"):
+            harness.admission.enter(alice, 0, None, 2)
+        with pytest.raises(PermissionDeniedError, match="5 choices are more than alice may have in flight: 4"):
+            harness.admission.enter(alice, 0, None, 5)
+        ticket.leave(0)
+        harness.admission.enter(alice, 0, None, 4)
 
     def test_a_refused_caller_takes_no_place(self) -> None:
         harness = Harness(max_requests=2)

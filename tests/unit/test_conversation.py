@@ -207,6 +207,19 @@ def test_tools_are_put_into_words_for_a_template_that_shows_none() -> None:
     assert text.count("<|user|>") == 3
 
 
+@pytest.mark.parametrize("depth", [10, 100, 1000, 10_000, 100_000])
+def test_nested_arguments_are_rendered_or_refused(depth: int) -> None:
+    deep = '{"a": ' * depth + "1" + "}" * depth
+    history = [*HISTORIES["user"], {"role": "assistant", "content": "", "tool_calls": [call(1, "f")]}]
+    request = chat_request(history)
+    request.messages[1].tool_calls[0].arguments_json = deep
+    try:
+        assert deep[6:-1] in rendered(glm_model(), request)
+    except InvalidArgumentError as error:
+        assert depth > 100
+        assert str(error).startswith("messages")
+
+
 def tool(**changes: str) -> dict[str, str]:
     return {"name": "f", "parameters_json_schema": "{}", **changes}
 
