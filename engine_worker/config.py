@@ -13,6 +13,7 @@ from engine_worker.device import DeviceSetting
 from engine_worker.errors import ConfigError
 from engine_worker.memory import available_memory_bytes
 from engine_worker.models.layout import MAX_RANKS, Parallelism
+from engine_worker.models.placement import read_placement
 from engine_worker.plan.memory import page_bytes
 from engine_worker.plan.record import KvCache
 from engine_worker.runtime.c_types import PAGE_SIZE
@@ -53,6 +54,15 @@ class WorkerConfig(ListenSettings, TelemetrySettings):
         ge=1,
         le=MAX_RANKS,
         description="Groups of ranks that experts are divided among, a divisor of tp; unset: experts are cut least.",
+    )
+    expert_placement: Path | None = Field(
+        None, description="File that says which group of ranks holds which expert; `glm plan place` makes one."
+    )
+    expert_loads: Path | None = Field(
+        None, description="File to keep: the tokens given to each expert, for `glm plan place`."
+    )
+    expert_metrics: bool = Field(
+        False, description="A metric for each expert of each layer: 14,240 of them for GLM-4.7."
     )
     rank_slice: int | None = Field(
         None,
@@ -100,7 +110,9 @@ class WorkerConfig(ListenSettings, TelemetrySettings):
 
     @property
     def parallelism(self) -> Parallelism:
-        return Parallelism(self.tp, self.ep, self.rank_slice)
+        """Raises ConfigError if there is something wrong with the placement's file."""
+        placement = None if self.expert_placement is None else read_placement(self.expert_placement)
+        return Parallelism(self.tp, self.ep, self.rank_slice, placement)
 
 
 @dataclass(frozen=True, slots=True)

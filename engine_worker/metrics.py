@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import fmean
 
+from engine_worker.expert_loads import ExpertLoads
 from glmserve.engine.v1 import engine_pb2
 from glmserve.service.pace import UNKNOWN, Pace
 
@@ -29,9 +31,15 @@ class LoadSnapshot:
 
 
 def load_message(
-    engine: LoadSnapshot, *, open_requests: int, waiting_prompt_tokens: int, draining: bool, step_age_s: float
+    engine: LoadSnapshot,
+    *,
+    open_requests: int,
+    waiting_prompt_tokens: int,
+    draining: bool,
+    step_age_s: float,
+    experts: ExpertLoads | None = None,
 ) -> engine_pb2.Load:
-    """`open_requests`: accepted and not finished; what does not run of them waits.
+    """`open_requests`: accepted and not finished; what does not run of them waits. `experts`: none has been read yet.
 
     `waiting_prompt_tokens`: of those. What runs and is not yet computed is before any new prompt too.
     """
@@ -52,4 +60,6 @@ def load_message(
         decode_tokens_per_s=engine.pace.decode_tokens_per_s,
         tokens_per_request=engine.pace.tokens_per_request,
         step_age_ms=min(int(step_age_s * 1000), 2**32 - 1),
+        expert_imbalance=0.0 if experts is None else fmean(experts.recent_experts),
+        expert_rank_imbalance=0.0 if experts is None else fmean(experts.recent_groups),
     )

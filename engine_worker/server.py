@@ -20,6 +20,7 @@ import uvloop
 
 from engine_worker.config import WorkerConfig, scheduler_limits
 from engine_worker.errors import EngineFailedError, EngineStuckError, WorkerError
+from engine_worker.expert_loads import ExpertLoadReader, watch_expert_loads
 from engine_worker.loading import Loaded, LoadingGate, load
 from engine_worker.runtime.abi import Engine
 from engine_worker.runtime.c_types import MAX_IN_FLIGHT, PAGE_SIZE
@@ -105,7 +106,7 @@ async def _serve(
     service = _make_service(config, loaded, telemetry)
     loop = _make_loop(config, loaded, service)
     gate.open(service)
-    async with _watched(config, loaded, server, loop), _running(loop):
+    async with _watched(config, loaded, server, loop), _running(loop), _expert_loads_read(config, loaded, service):
         await _warm_up(service)
         await server.set_serving(True)
         log.info("serving", address=server.address)
@@ -171,6 +172,19 @@ async def _exit_when_stuck(stuck: asyncio.Task[EngineStuckError], engine: Engine
 
 
 @contextlib.asynccontextmanager
+async def _expert_loads_read(config: WorkerConfig, loaded: Loaded, service: EngineService) -> AsyncIterator[None]:
+    """Now and then, and at the end of the block, unless the engine has failed."""
+    reader = ExpertLoadReader(loaded.engine, loaded.model)
+    task = asyncio.create_task(watch_expert_loads(reader, service.take_expert_loads, config.expert_loads))
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, WorkerError):
+            await task
+
+
+@contextlib.asynccontextmanager
 async def _running(loop: EngineLoop) -> AsyncIterator[None]:
     """The engine's thread, to the end of the block; then what is open is ended UNAVAILABLE."""
     loop.start()
@@ -221,4 +235,5 @@ def _make_service(config: WorkerConfig, loaded: Loaded, telemetry: Telemetry) ->
         max_waiting_prompt_tokens=config.max_waiting_prompt_tokens,
         max_requests_per_stream=config.max_waiting_requests + config.max_running,
     )
-    return EngineService(message, validator, admission, WorkerTelemetry(telemetry))
+    told = WorkerTelemetry(telemetry, each_expert=config.expert_metrics)
+    return EngineService(message, validator, admission, told)

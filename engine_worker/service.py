@@ -14,6 +14,7 @@ import structlog
 
 from engine_worker.backlog import Backlog
 from engine_worker.errors import EngineFailedError
+from engine_worker.expert_loads import ExpertLoads
 from engine_worker.messages import finish_message, logprobs_message
 from engine_worker.metrics import LoadSnapshot, load_message
 from engine_worker.runtime.loop import LoopOutputs
@@ -78,6 +79,7 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         self._none_open = asyncio.Event()
         self._none_open.set()
         self._engine_load = LoadSnapshot()
+        self._expert_loads: ExpertLoads | None = None
         self._draining = False
         self._loop: Loop
 
@@ -85,6 +87,7 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         """The loop that runs what is accepted: once, before the first call."""
         self._loop = loop
         self._telemetry.observe(self._load)
+        self._telemetry.observe_experts(lambda: self._expert_loads)
 
     # ---- RPCs ----
 
@@ -152,6 +155,10 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
     def deliver(self, outputs: LoopOutputs) -> None:
         """From the engine's thread: take over what a step brought."""
         self._event_loop.call_soon_threadsafe(self._on_outputs, outputs)
+
+    def take_expert_loads(self, loads: ExpertLoads) -> None:
+        """The newest reading."""
+        self._expert_loads = loads
 
     # ---- from the engine ----
 
@@ -276,6 +283,7 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
             waiting_prompt_tokens=self._backlog.prompt_tokens,
             draining=self._draining,
             step_age_s=self._loop.step_age_s,
+            experts=self._expert_loads,
         )
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from engine_worker.expert_loads import ExpertLoads
 from engine_worker.runtime.loop import StepStats
 from engine_worker.scheduler.request import Finish, Reason, RequestKey
 from glmserve.engine.v1 import engine_pb2
@@ -35,7 +36,9 @@ _FAILURES = (Reason.TIMEOUT, Reason.UNAVAILABLE, Reason.NUMERICAL_ERROR)
 class WorkerTelemetry:
     """Used from the service's event loop; observables are read by the thread that is scraped."""
 
-    def __init__(self, telemetry: Telemetry) -> None:
+    def __init__(self, telemetry: Telemetry, *, each_expert: bool = False) -> None:
+        """With `each_expert` there is a counter for each expert of each layer."""
+        self._each_expert = each_expert
         self._metrics = None if telemetry.meter is None else _Metrics(telemetry.meter)
         self._spans = None if telemetry.tracer is None else _Spans(telemetry.tracer)
 
@@ -43,6 +46,11 @@ class WorkerTelemetry:
         """Take the totals and levels of `load` whenever they are asked for. Call once."""
         if self._metrics is not None:
             self._metrics.observe(load)
+
+    def observe_experts(self, loads: Callable[[], ExpertLoads | None]) -> None:
+        """Take the newest reading of the experts' loads whenever it is asked for. Call once."""
+        if self._metrics is not None:
+            self._metrics.observe_experts(loads, each=self._each_expert)
 
     def stepped(self, steps: Sequence[StepStats]) -> None:
         """Steps have been collected."""
@@ -103,6 +111,36 @@ class _Metrics:
         for name in _GAUGES:
             self._meter.create_observable_gauge(f"glm.worker.{name}", [field(name)], description="Now.")
         self._meter.create_observable_gauge("glm.worker.kv_pages", [pages], "{page}", "KV pages by state.")
+
+    def observe_experts(self, loads: Callable[[], ExpertLoads | None], *, each: bool) -> None:
+        from opentelemetry.metrics import Observation  # noqa: PLC0415
+
+        def imbalance(_: CallbackOptions) -> Iterable[Observation]:
+            if (now := loads()) is not None:
+                for index, layer in enumerate(now.layers):
+                    yield Observation(now.recent_experts[index], {"layer": layer, "among": "experts"})
+                    yield Observation(now.recent_groups[index], {"layer": layer, "among": "ranks"})
+
+        def of_groups(_: CallbackOptions) -> Iterable[Observation]:
+            if (now := loads()) is not None:
+                for group, tokens in enumerate(now.groups.sum(axis=0).tolist()):
+                    yield Observation(tokens, {"group": group})
+
+        def of_experts(_: CallbackOptions) -> Iterable[Observation]:
+            if (now := loads()) is not None:
+                for layer, counts in zip(now.layers, now.experts.tolist(), strict=True):
+                    for expert, tokens in enumerate(counts):
+                        yield Observation(tokens, {"layer": layer, "expert": expert})
+
+        gauge = "Busiest over mean, of the last reading."
+        self._meter.create_observable_gauge("glm.worker.expert_imbalance", [imbalance], description=gauge)
+        self._meter.create_observable_counter(
+            "glm.worker.expert_group_tokens", [of_groups], "{token}", "Given to the experts of a group of ranks."
+        )
+        if each:
+            self._meter.create_observable_counter(
+                "glm.worker.expert_tokens", [of_experts], "{token}", "Given to an expert."
+            )
 
     def stepped(self, step: StepStats) -> None:
         attributes = {"phase": _phase(step)}

@@ -30,6 +30,7 @@ def worker_figures(subject: Subject) -> dict[str, float | bool | None]:
         "kv_cached_share": cached / total if total and cached is not None else None,
         "preemptions_per_s": subject.rate("preemptions"),
         "step_age_ms": subject.now("step_age_ms"),
+        "expert_rank_imbalance": subject.now("expert_rank_imbalance"),
         "draining": None if draining is None else bool(draining),
     }
 

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from engine_worker.errors import ConfigError
 from engine_worker.models.config import ModelConfig, read_model_config
-from engine_worker.models.glm4_moe import Weights, declare_weights, record_step
+from engine_worker.models.glm4_moe import Weights, declare_weights, place_experts, record_step
 from engine_worker.models.layout import ONE_RANK, Layout, Parallelism
 from engine_worker.models.quantization import fp8_format
 from engine_worker.plan.record import KvDtype, Plan
@@ -59,9 +59,9 @@ def build_model(
     """Read config, index and shard headers of `directory` and record each rank's plans; no weight is read.
 
     With `synthetic_seed` the weights are made up and config.json is all that is read. `revision` is the SHA-256 of
-    config.json, the index, the shards' headers, the cache's dtype and the layout. Raises CheckpointError (broken or
-    incomplete checkpoint), UnsupportedError (a model or format that is not implemented), ConfigError (`kv_dtype` or
-    `parallelism`).
+    config.json, the index, the shards' headers, the cache's dtype, the layout and the placement. Raises CheckpointError
+    (broken or incomplete checkpoint), UnsupportedError (a model or format that is not implemented), ConfigError
+    (`kv_dtype` or `parallelism`).
     """
     if kv_dtype not in ("auto", *get_args(KvDtype)):
         raise ConfigError(f"kv_dtype: {kv_dtype!r}, expected auto, {', '.join(get_args(KvDtype))}")
@@ -77,9 +77,13 @@ def build_model(
         plain = WeightFormat.BF16 if config.activation_dtype == "bf16" else WeightFormat.F32
         manifest = SyntheticManifest(fp8_format(config.quantization), plain, config.num_hidden_layers, synthetic_seed)
     weights = declare_weights(manifest, config)
+    if parallelism.placement is not None:
+        weights = place_experts(weights, parallelism.placement)
     tensors = manifest.close()
     cache_dtype: KvDtype = config.activation_dtype if kv_dtype == "auto" else kv_dtype
     numerics = f"kv={cache_dtype} tp={layouts[0].tp} ep={layouts[0].ep}"
+    if parallelism.placement is not None:
+        numerics += f" placement={parallelism.placement.digest}"
     return Model(
         config=config,
         ranks=tuple(record_rank(config, weights, cache_dtype, layout) for layout in layouts),

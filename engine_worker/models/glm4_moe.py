@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from engine_worker.models.config import ModelConfig
 from engine_worker.models.layout import WHOLE, Layout, check_layout
 from engine_worker.models.ops import Activation, Recorder
+from engine_worker.models.placement import ExpertPlacement
 from engine_worker.models.scratch import MlpScratch, Scratch
 from engine_worker.plan.record import Buffer, KvCache, KvDtype, Plan, PlanName
 from engine_worker.weights.manifest import Declarer
-from engine_worker.weights.records import Experts, Matrix, Span, Vector
+from engine_worker.weights.records import Experts, Matrix, Placement, Span, Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,19 @@ def _declare_moe(m: Declarer, c: ModelConfig, name: str, at: str) -> MoeWeights:
         down=m.experts(f"{name}.down", f"{expert}.down_proj", count, c.hidden_size, width),
         shared=shared,
     )
+
+
+def place_experts(w: Weights, placement: ExpertPlacement) -> Weights:
+    """With the experts of each layer in the order that `placement` has for it."""
+    return replace(w, layers=tuple(_place(layer, placement.of_layer(i)) for i, layer in enumerate(w.layers)))
+
+
+def _place(w: LayerWeights, order: tuple[int, ...] | None) -> LayerWeights:
+    if order is None or isinstance(w.mlp, MlpWeights):
+        return w
+    placement = Placement(w.mlp.gate.name.removesuffix("gate") + "placement", order)
+    gate, up, down = (replace(each, placement=placement) for each in (w.mlp.gate, w.mlp.up, w.mlp.down))
+    return replace(w, mlp=replace(w.mlp, gate=gate, up=up, down=down))
 
 
 def shard(w: Weights, c: ModelConfig, layout: Layout) -> Weights:
@@ -233,6 +247,7 @@ def moe(p: Recorder, c: ModelConfig, s: Scratch, x: Activation, w: MoeWeights) -
         scale=c.routed_scaling_factor,
         ids=s.ids,
         weights=s.weights,
+        placement=w.gate.placement,
     )
     p.moe_group("group", s.ids, w.gate, offsets=s.offsets, order=s.order)
     if w.shared:

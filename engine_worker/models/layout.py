@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from engine_worker.errors import ConfigError
 from engine_worker.models.config import ModelConfig
+from engine_worker.models.placement import ExpertPlacement
 from engine_worker.weights.records import FP8_BLOCK, Span
 
 MAX_RANKS = 64
@@ -66,6 +67,7 @@ class Layout:
         return first // group, (end - 1) // group + 1
 
     def experts(self, c: ModelConfig) -> Span:
+        """Places of experts: ids, unless a placement says otherwise."""
         return _share(c.n_routed_experts, self.ep, self.rank // (self.tp // self.ep))
 
     def expert_width(self, c: ModelConfig) -> Span:
@@ -101,18 +103,25 @@ def _grain(width: int, parts: int, c: ModelConfig) -> int:
 @dataclass(frozen=True, slots=True)
 class Parallelism:
     """What the user asks for. Without `ep`, experts are cut as little as the model allows; `rank_slice` is a rank that
-    runs alone.
+    runs alone; without `placement` experts lie in order of id.
     """
 
     tp: int = 1
     ep: int | None = None
     rank_slice: int | None = None
+    placement: ExpertPlacement | None = None
 
     def layouts(self, c: ModelConfig) -> tuple[Layout, ...]:
-        """Of each rank that runs. Raises ConfigError, with the layouts that suit the model, if this one does not."""
+        """Of each rank that runs.
+
+        Raises ConfigError, with the layouts that suit the model, if this one does not, or with what is wrong in the
+        placement.
+        """
         fitting = [ep for ep in _divisors(self.tp) if next(_problems(Layout(self.tp, ep), c), None) is None]
         ep = max(fitting, default=1) if self.ep is None else self.ep
         check_layout(Layout(self.tp, ep), c)
+        if self.placement is not None:
+            self.placement.check(c, ep)
         if self.rank_slice is not None:
             return (Layout(self.tp, ep, self.rank_slice, alone=True),)
         return tuple(Layout(self.tp, ep, rank) for rank in range(self.tp))

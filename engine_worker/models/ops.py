@@ -26,7 +26,7 @@ from engine_worker.plan.record import (
     Size,
     Value,
 )
-from engine_worker.weights.records import Experts, Matrix, Span, Vector
+from engine_worker.weights.records import Experts, Matrix, Placement, Span, Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +175,12 @@ class Recorder:
         scale: float,
         ids: Buffer,
         weights: Buffer,
+        placement: Placement | None = None,
     ) -> None:
-        """ids, weights [T][top_k]: each token's experts, best first, and what their outputs are multiplied by."""
+        """ids, weights [T][top_k]: each token's experts, best first, and what their outputs are multiplied by.
+
+        Experts are chosen by id, and written as their places.
+        """
         check, top_k = self._check(label), ids.cols
         check.float_matrix("w", w)
         operands = self._read(check, x, w, TOKENS)
@@ -184,6 +188,9 @@ class Recorder:
             check.vector("bias", bias, w.rows)
         check.that(w.rows % groups == 0, f"{w.rows} experts, expected a multiple of {groups} groups")
         check.that(top_k <= w.rows, f"top_k is {top_k} of {w.rows} experts")
+        if placement is not None:
+            holds_each_once = sorted(placement.experts) == list(range(w.rows))
+            check.that(holds_each_once, f"placement={placement.name} does not hold each of {w.rows} experts once")
         check.buffer("ids", ids, "i32", TOKENS, top_k)
         check.buffer("weights", weights, "f32", TOKENS, top_k)
         rule: dict[str, Value] = {
@@ -193,7 +200,8 @@ class Recorder:
             "normalize": int(normalize),
             "scale": scale,
         }
-        self._record("moe_route", label, **operands, w=w, bias=bias, **rule, ids=ids, weights=weights)
+        outputs: dict[str, Value | None] = {"ids": ids, "weights": weights, "placement": placement}
+        self._record("moe_route", label, **operands, w=w, bias=bias, **rule, **outputs)
 
     def moe_group(self, label: str, ids: Buffer, experts: Experts, *, offsets: Buffer, order: Buffer) -> None:
         """order lists the assignments expert by expert, offsets [count + 1] where each expert's begin."""
@@ -210,7 +218,8 @@ class Recorder:
         """out [T*top_k][intermediate] = silu(gate_e x) * up_e x for each assignment, in each of out's forms."""
         check = self._check(label)
         check.that(
-            (gate.format, gate.count, gate.rows, gate.cols) == (up.format, up.count, up.rows, up.cols),
+            (gate.format, gate.count, gate.rows, gate.cols, gate.placement)
+            == (up.format, up.count, up.rows, up.cols, up.placement),
             f"gate={gate.name} is {gate.format.value} {gate.count}x{gate.rows}x{gate.cols}, but up={up.name} is "
             f"{up.format.value} {up.count}x{up.rows}x{up.cols}",
         )

@@ -33,6 +33,8 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield f"rope {rope.name} rotary_dim={rope.rotary_dim} theta={_number(rope.theta)}"
     for buffer in plan.buffers:
         yield f"buffer {buffer.name} {buffer.dtype} {_rows(buffer.rows)} {buffer.cols}"
+    for placement in plan.placements:
+        yield f"placement {placement.name} {len(placement.experts)} experts={','.join(map(str, placement.experts))}"
     for weight in plan.weights:
         yield from _weight_lines(weight)
     for op in plan.ops:
@@ -54,6 +56,7 @@ def _weight_lines(weight: Weight) -> Iterator[str]:
             f"rows={_span((weight.row, weight.row + weight.rows))}",
             f"cols={_span((weight.col, weight.col + weight.cols))}",
             *(f"tensor={weight.tensor}", *scale),
+            *([f"placement={weight.placement.name}"] if weight.placement else []),
         ]
         yield " ".join(fields)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from engine_worker.weights.records import Experts, Matrix, Vector, Weight
+from engine_worker.weights.records import Experts, Matrix, Placement, Vector, Weight
 
 PlanName = Literal["mixed", "decode"]
 ActDtype = Literal["f32", "bf16"]
@@ -67,7 +67,7 @@ class KvCache:
     dtype: KvDtype
 
 
-Operand = Buffer | Vector | Matrix | Experts | Rope
+Operand = Buffer | Vector | Matrix | Experts | Rope | Placement
 Value = Operand | Rows | int | float
 
 
@@ -114,6 +114,10 @@ class Plan:
     @property
     def ropes(self) -> list[Rope]:
         return [value for value in self.operands if isinstance(value, Rope)]
+
+    @property
+    def placements(self) -> list[Placement]:
+        return [value for value in self.operands if isinstance(value, Placement)]
 
     @property
     def weights(self) -> list[Weight]:

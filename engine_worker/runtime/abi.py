@@ -79,6 +79,7 @@ class Library:
             "release_slot": (engine, count),
             "submit": (engine, ctypes.POINTER(c.CStepBatch)),
             "collect": (engine, ctypes.POINTER(c.CStepResult)),
+            "expert_loads": (engine, count, ctypes.c_void_p, ctypes.c_size_t),
             "get_progress": (engine, ctypes.POINTER(c.CEngineProgress)),
             "abort": (engine, ctypes.c_char_p),
             "read_buffer": (engine, count, ctypes.c_char_p, count, ctypes.c_void_p, ctypes.c_size_t),
@@ -115,7 +116,7 @@ class Library:
 
 
 class Engine:
-    """One native engine. Use from one thread, except `info`, `progress` and `abort`."""
+    """One native engine. Use from one thread, except `info`, `expert_loads`, `progress` and `abort`."""
 
     def __init__(self, library: Library, handle: ctypes.c_void_p) -> None:
         self._library = library
@@ -189,6 +190,15 @@ class Engine:
         arguments = (ctypes.byref(_c_batch(batch)), places.ctypes.data, len(places), repeats, ctypes.byref(raw))
         self._library.call("run_ops", self._handle, *arguments)
         return _result(raw)
+
+    def expert_loads(self, rank: int, count: int) -> NDArray[np.uint64]:
+        """Tokens that the rank's experts have been given since create, [moe_group of its plan * its experts], by place.
+
+        From any thread; waits for the steps in flight.
+        """
+        out = np.empty(count, np.uint64)
+        self._library.call("expert_loads", self._handle, rank, out.ctypes.data, count)
+        return out
 
     def progress(self) -> EngineProgress:
         """Where the ranks are; from any thread, also while another call is stuck."""

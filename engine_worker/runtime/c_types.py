@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-RUNTIME_VERSION = 5
+RUNTIME_VERSION = 6
 PAGE_SIZE = 16
 MAX_STOP_IDS = 64
 MAX_LOGIT_BIAS = 300

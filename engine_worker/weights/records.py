@@ -78,9 +78,18 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
-class Experts:
-    """Experts first .. first+count-1, each [rows][cols]; `{e}` in `tensor` and `scale` is the expert's global id.
+class Placement:
+    """The order in which ranks hold a layer's experts: expert experts[i] is at place i. A permutation."""
 
+    name: str
+    experts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Experts at places first .. first+count-1, each [rows][cols]; `{e}` in `tensor` and `scale` is the expert's id.
+
+    Without a placement an expert's place is its id.
     `row` and `col` are where the expert's own tensor has the first of them.
     """
 
@@ -94,6 +103,7 @@ class Experts:
     scale: str | None
     row: int = 0
     col: int = 0
+    placement: Placement | None = None
 
     def take(self, experts: Span) -> Experts:
         """Experts counted from the first."""

@@ -142,6 +142,14 @@ GLM_EXPORT glm_status glm_engine_read_buffer(glm_engine* engine, int32_t rank, c
   });
 }
 
+GLM_EXPORT glm_status glm_engine_expert_loads(glm_engine* engine, int32_t rank, uint64_t* out, size_t count,
+                                              glm_error* error) {
+  return guard(error, [&] {
+    require(engine, out);
+    engine->ranks.rank(rank).read_expert_loads(std::span(out, count));
+  });
+}
+
 GLM_EXPORT glm_status glm_engine_get_progress(const glm_engine* engine, glm_engine_progress* out, glm_error* error) {
   return guard(error, [&] {
     require(engine, out);

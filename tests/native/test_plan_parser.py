@@ -50,6 +50,24 @@ BAD_LINES = [
     ("matrix m fp8_block 4 4\npart tensor=t rows=64:68 cols=0:4 scale=s", "must begin on a multiple of 128"),
     ("matrix m fp8_block 4 4\npart tensor=t rows=0:4 cols=64:68 scale=s", "must begin on a multiple of 128"),
     ("matrix m f32 5 4" + "".join(f"\npart tensor=t rows={i}:{i + 1} cols=0:4" for i in range(5)), "more than 4 parts"),
+    ("placement p 3 experts=0,1", "experts: 2 numbers, expected 3"),
+    ("placement p 3 experts=0,1,1", "experts '1', expected each of 0 to 2 once"),
+    ("placement p 3 experts=0,1,3", "experts '3', expected each of 0 to 2 once"),
+    ("placement p 3 experts=0,,1", "experts '', expected each of 0 to 2 once"),
+    ("placement p 2 experts=0,1\nplacement p 2 experts=0,1", "placement p is given twice"),
+    (
+        "experts e f32 2 4 4 first=0 rows=0:4 cols=0:4 tensor=t.{e} placement=p",
+        "placement 'p', expected one that is declared before",
+    ),
+    (
+        "placement p 2 experts=1,0\nexperts e f32 2 4 4 first=1 rows=0:4 cols=0:4 tensor=t.{e} placement=p",
+        "placement p: of 2 experts, expected at least 3",
+    ),
+    (
+        "placement p 2 experts=1,0\nexperts e f32 2 4 4 first=0 rows=0:4 cols=0:4 tensor=t.{e} placement=p\n"
+        "op moe_down l x=x down=e top_k=1 offsets=o order=r ids=i weights=w out=x",
+        "down: experts e have placement 'p', the moe_route before has ''",
+    ),
     ("experts e f32 2 4 4 first=-1 rows=0:4 cols=0:4 tensor=t.{e}", "first '-1', expected an integer from 0"),
     ("experts e f32 2 4 4 first=0 rows=0:3 cols=0:4 tensor=t.{e}", "rows: a range of 3, expected 4"),
     ("experts e f32 2 4 4 first=0 rows=0:4 cols=0:4 tensor=t", "tensor 't', expected {e} where the expert's id goes"),

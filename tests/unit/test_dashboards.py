@@ -6,9 +6,11 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from prometheus_client.process_collector import ProcessCollector
 
+from engine_worker.expert_loads import ExpertLoads
 from engine_worker.runtime.loop import StepStats
 from engine_worker.scheduler.request import Finish, Reason, Usage
 from engine_worker.telemetry import WorkerTelemetry
@@ -20,7 +22,7 @@ DASHBOARDS = Path(__file__).parents[2] / "deploy" / "dashboards"
 # Prometheus' functions, operators and label matchers are not metrics.
 WORDS = {
     *("absent", "and", "by", "histogram_quantile", "max", "rate", "scalar", "sum"),
-    *("le", "phase", "reason", "state", "status", "type", "instance"),
+    *("le", "phase", "reason", "state", "status", "type", "instance", "among", "group"),
 }
 
 
@@ -34,8 +36,11 @@ def exposed() -> set[str]:
         refused = RequestRecord("Generate", "r", "RESOURCE_EXHAUSTED", "queue", None, 0, 0, 0, None, None, 0.1)
         for record in (ok, refused):
             router.end(record, router.begin(record.method, ""))
-        worker = WorkerTelemetry(seen.telemetry)
+        worker = WorkerTelemetry(seen.telemetry, each_expert=True)
         worker.observe(engine_pb2.Load)
+        counts = np.ones((1, 2), np.uint64)
+        loads = ExpertLoads(layers=(3,), experts=counts, groups=counts, recent_experts=[1.0], recent_groups=[1.0])
+        worker.observe_experts(lambda: loads)
         worker.stepped([StepStats(2, 1, 0.01, 0.02)])
         worker.rejected(engine_pb2.Rejection(reason=engine_pb2.REJECTION_REASON_OVERLOADED))
         worker.accepted((1, 1), engine_pb2.Submit())

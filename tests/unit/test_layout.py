@@ -13,8 +13,10 @@ import pytest
 from engine_worker.errors import ConfigError
 from engine_worker.models import Model, ModelConfig, Parallelism, build_model
 from engine_worker.models.layout import Layout, check_layout
+from engine_worker.models.placement import ExpertPlacement
+from engine_worker.plan.dump import dump
 from engine_worker.plan.record import Op, Plan
-from engine_worker.weights.records import Experts, Matrix
+from engine_worker.weights.records import Experts, Matrix, Placement
 from tests.unit.checkpoint_files import CHANNEL_QUANTIZATION, tiny_config, tiny_tensors, write_checkpoint
 
 # 8 query heads on 4 KV heads, 8 experts of width 24, dense width 48, 97 tokens.
@@ -45,7 +47,8 @@ def elements(plan: Plan) -> Counter[tuple[str, int, int]]:
                 found.update((part.tensor, r, c) for r in range(*part.rows) for c in range(*part.cols))
         elif isinstance(weight, Experts):
             rows, cols = range(weight.row, weight.row + weight.rows), range(weight.col, weight.col + weight.cols)
-            for e in range(weight.first, weight.first + weight.count):
+            for place in range(weight.first, weight.first + weight.count):
+                e = weight.placement.experts[place] if weight.placement else place
                 found.update((weight.tensor.format(e=e), r, c) for r in rows for c in cols)
     return found
 
@@ -108,6 +111,18 @@ def test_without_ep_experts_are_cut_as_little_as_possible(tmp_path: Path) -> Non
     assert {layout.ep for layout in Parallelism(8).layouts(config)} == {8}
     six = dataclasses.replace(config, n_routed_experts=6)
     assert {layout.ep for layout in Parallelism(4).layouts(six)} == {2}
+
+
+def test_a_placement_says_which_experts_a_rank_holds_and_the_router_writes_their_places(tmp_path: Path) -> None:
+    placement = ExpertPlacement({1: ((6, 1, 4, 3), (2, 5, 0, 7))})
+    ranks = make(tmp_path, Parallelism(2, 2, placement=placement)).ranks
+    held = [{int(t.split(".")[5]) for t, _, _ in elements(rank.decode) if ".experts." in t} for rank in ranks]
+    assert held == [{6, 1, 4, 3}, {2, 5, 0, 7}]
+    (route,) = [op for op in ranks[1].mixed.ops if op.kind == "moe_route"]
+    assert route.args["placement"] == Placement("layers.1.moe.placement", (6, 1, 4, 3, 2, 5, 0, 7))
+    assert "placement layers.1.moe.placement 8 experts=6,1,4,3,2,5,0,7\n" in dump(ranks[0].mixed)
+    plain, placed = (make(tmp_path, Parallelism(2, 2, placement=p)).revision for p in (None, placement))
+    assert plain != placed
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from engine_worker.errors import DeviceError, EngineFailedError
 from engine_worker.models import Parallelism
 from engine_worker.models.layout import Layout
 from engine_worker.plan.record import KvCache
+from engine_worker.runtime import ranks
 from engine_worker.runtime.records import EngineInfo, EngineOptions, EngineProgress
 from engine_worker.service import SERVICE_NAME
 from glmserve.engine.v1 import engine_pb2, engine_pb2_grpc
@@ -95,18 +96,24 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[NativeLikeEngine]:
         made.append(engine)
         return engine
 
-    plan = SimpleNamespace(kv=KvCache(layers=1, kv_heads=1, head_dim=8, dtype="bf16"), operands=())
-    config = SimpleNamespace(max_position_embeddings=512, eos_token_ids=(EOS,))
+    plan = SimpleNamespace(kv=KvCache(layers=1, kv_heads=1, head_dim=8, dtype="bf16"), operands=(), placements=())
+    config = SimpleNamespace(
+        max_position_embeddings=512,
+        eos_token_ids=(EOS,),
+        first_k_dense_replace=1,
+        num_hidden_layers=1,
+        n_routed_experts=0,
+    )
 
     def build_model(
         directory: Path, kv_dtype: str, parallelism: Parallelism, synthetic_seed: int | None
     ) -> SimpleNamespace:
         layouts = [Layout(parallelism.tp, 1, rank) for rank in range(parallelism.tp)]
-        ranks = [SimpleNamespace(layout=layout, mixed=plan, decode=plan) for layout in layouts]
-        return SimpleNamespace(config=config, mixed=plan, decode=plan, ranks=ranks, tensors=(), revision="abc")
+        made_ranks = [SimpleNamespace(layout=layout, mixed=plan, decode=plan) for layout in layouts]
+        return SimpleNamespace(config=config, mixed=plan, decode=plan, ranks=made_ranks, tensors=(), revision="abc")
 
     monkeypatch.setattr(loading, "build_model", build_model)
-    monkeypatch.setattr(loading, "dump", lambda plan: "")
+    monkeypatch.setattr(ranks, "dump", lambda plan: "")
     monkeypatch.setattr(loading, "Engine", SimpleNamespace(create=create))
     return made
 

@@ -22,7 +22,7 @@
 extern "C" {
 #endif
 
-#define GLM_RUNTIME_VERSION 5u
+#define GLM_RUNTIME_VERSION 6u
 #define GLM_MAX_DIMS 4
 #define GLM_MAX_IN_FLIGHT 2 /* steps submitted and not yet collected */
 
@@ -154,6 +154,11 @@ glm_status glm_engine_release_slot(glm_engine* engine, int32_t slot, glm_error* 
 glm_status glm_engine_submit(glm_engine* engine, const glm_step_batch* batch, glm_error* error);
 /* Wait for the oldest uncollected step. GLM_INVALID_ARGUMENT if there is none. */
 glm_status glm_engine_collect(glm_engine* engine, glm_step_result* out, glm_error* error);
+
+/* Tokens that experts have been given since create: for each moe_group of the rank's plan, in order, a number for each
+ * expert of that rank, by its place; `count` in all. Rows of padding do not count. From any thread. Waits for steps in
+ * flight: for now and then, not for every step. */
+glm_status glm_engine_expert_loads(glm_engine* engine, int32_t rank, uint64_t* out, size_t count, glm_error* error);
 
 /* From any thread, beside any other call, also while that is stuck. */
 glm_status glm_engine_get_progress(const glm_engine* engine, glm_engine_progress* out, glm_error* error);

@@ -95,6 +95,7 @@ void Engine::load(const glm_engine_options& options, TensorTable& tensors, const
   Filler filler(*weight_arena_);
   resources_.weights = load_weights(declarations_, tensors, *weight_arena_, filler);
   resources_.state = make_state(declarations_, limits_, *scratch_arena_, filler);
+  resources_.state.expert_loads = ExpertLoads(mixed_, decode_, *scratch_arena_);
   scan_weights(resources_.weights.regions, *device_, threads_of_a_rank(options), progress);
   filler.finish();
   allocate_steps();

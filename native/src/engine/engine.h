@@ -66,6 +66,8 @@ class Engine {
   void release_slot(int32_t slot);
   void submit(const glm_step_batch& batch);
   glm_step_result collect();
+  // Of each moe_group, in order of the mixed plan, its experts' counters. Waits for steps in flight.
+  void read_expert_loads(std::span<uint64_t> out);
   void read_buffer(const std::string& name, int32_t rows, void* out, size_t bytes);
   void write_buffer(const std::string& name, int32_t rows, const void* data, size_t bytes);
   glm_step_result run_ops(const glm_step_batch& batch, std::span<const int32_t> ops, int32_t repeats);

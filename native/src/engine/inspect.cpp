@@ -1,4 +1,4 @@
-// What the parity tool, profiles and tests ask of an idle engine: its buffers, and ops one by one.
+// What is asked of an engine beside steps: its experts' loads; when idle, its buffers, and ops one by one.
 #include <algorithm>
 
 #include "engine/engine.h"
@@ -75,6 +75,17 @@ glm_step_result Engine::run_ops(const glm_step_batch& batch, std::span<const int
     note_failure(failure, submitted_);
     throw;
   }
+}
+
+void Engine::read_expert_loads(std::span<uint64_t> out) {
+  throw_if_failed();
+  const ExpertLoads& loads = resources_.state.expert_loads;
+  if (out.size() != loads.size()) {
+    fail(GLM_INVALID_ARGUMENT, "expert loads: room for ", out.size(), ", expected ", loads.size());
+  }
+  const std::lock_guard lock(stream_mutex_);
+  device_->copy_out(out.data(), loads.data(), out.size_bytes());
+  device_->synchronize();
 }
 
 uint64_t Engine::time_ops(Executor& executor, const Staging& staging, std::span<const int32_t> ops, int32_t repeats) {

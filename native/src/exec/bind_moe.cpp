@@ -35,6 +35,7 @@ OpArgs bind_moe_route(OpReader& op) {
   args.scale = op.positive("scale");
   args.ids = op.write("ids", GLM_I32, args.top_k);
   args.weights = op.write("weights", GLM_F32, args.top_k);
+  args.places = op.places("placement", args.experts);
   return args;
 }
 
@@ -46,6 +47,9 @@ OpArgs bind_moe_group(OpReader& op) {
   args.count = op.integer("count", 1, INT32_MAX - args.first);
   args.offsets = op.write_ints("offsets", int64_t{args.count} + 1);
   args.order = op.write_ints("order", int64_t{op.max_rows()} * args.top_k);
+  args.loads = op.expert_loads(args.count);
+  args.step = &op.resources().state.step;
+  args.spare_slot = op.resources().limits.spare_slot();
   return args;
 }
 

@@ -127,6 +127,23 @@ const glm_expert_weights& OpReader::experts(std::string_view key) const {
   return named(key, resources_.weights.experts, "experts");
 }
 
+const int32_t* OpReader::places(std::string_view key, int32_t count) const {
+  if (!has(key)) return nullptr;
+  const auto is_named = [&](const PlacementSpec& spec) { return spec.name == value(key); };
+  const auto found = std::ranges::find_if(plan_.declarations.placements, is_named);
+  if (found == plan_.declarations.placements.end()) error(key, "no placement is named '", value(key), "'");
+  if (std::ssize(found->experts) != count) {
+    error(key, "placement ", value(key), " is of ", found->experts.size(), " experts, expected ", count);
+  }
+  return resources_.state.places.find(value(key))->second;
+}
+
+uint64_t* OpReader::expert_loads(int32_t count) const {
+  uint64_t* found = resources_.state.expert_loads.find(op_.label, count);
+  if (found == nullptr) error("count", count, ", expected as in the other plan's op of this label");
+  return found;
+}
+
 const Rope& OpReader::rope(std::string_view key) const {
   return named(key, resources_.state.ropes, "rope");
 }

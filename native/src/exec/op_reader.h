@@ -54,6 +54,8 @@ class OpReader {
   const Matrix& matrix(std::string_view key, int32_t cols) const;
   const Matrix& whole_matrix(std::string_view key, int32_t cols) const;  // one part, no bias, not FP8
   const glm_expert_weights& experts(std::string_view key) const;
+  const int32_t* places(std::string_view key, int32_t count) const;  // NULL where absent
+  uint64_t* expert_loads(int32_t count) const;                       // of the op's label
   const Rope& rope(std::string_view key) const;
   glm_kv_layer kv_layer(std::string_view key) const;
 

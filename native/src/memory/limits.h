@@ -17,6 +17,7 @@ struct Limits {
   int32_t spare;  // slots and pages beyond those of the caller, for rows of padding: 1 or 0
 
   int32_t all_slots() const { return max_slots + spare; }
+  int32_t spare_slot() const { return spare == 0 ? -1 : max_slots; }
   int32_t all_pages() const { return num_pages + spare; }
   int32_t max_decode_rows() const { return std::min(max_rows, max_samples); }
   int32_t max_pages() const { return max_context / GLM_PAGE_SIZE; }  // of one sequence

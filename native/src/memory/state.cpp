@@ -54,6 +54,13 @@ glm_slots make_slots(int32_t vocab, const Limits& limits, Arena& arena) {
   return out;
 }
 
+const int32_t* make_places(const PlacementSpec& spec, Filler& filler) {
+  const auto count = static_cast<int64_t>(spec.experts.size());
+  return filler.make<int32_t>("placement " + spec.name, {count}, [&](int32_t* out) {
+    for (size_t place = 0; place < spec.experts.size(); ++place) out[spec.experts[place]] = static_cast<int32_t>(place);
+  });
+}
+
 }  // namespace
 
 State make_state(const Declarations& declarations, const Limits& limits, Arena& arena, Filler& filler) {
@@ -68,6 +75,7 @@ State make_state(const Declarations& declarations, const Limits& limits, Arena& 
     state.buffers.emplace(spec.name, make_buffer(spec, limits, arena));
   }
   for (const RopeSpec& spec : declarations.ropes) state.ropes.emplace(spec.name, make_rope(spec, limits, filler));
+  for (const PlacementSpec& spec : declarations.placements) state.places.emplace(spec.name, make_places(spec, filler));
   return state;
 }
 

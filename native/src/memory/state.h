@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "memory/arena.h"
+#include "memory/expert_loads.h"
 #include "memory/filler.h"
 #include "memory/limits.h"
 #include "plan/plan.h"
@@ -27,9 +28,11 @@ struct Rope {
 struct State {
   std::map<std::string, Buffer, std::less<>> buffers;
   std::map<std::string, Rope, std::less<>> ropes;
+  std::map<std::string, const int32_t*, std::less<>> places;  // of placements: expert -> place
   std::vector<glm_kv_layer> kv;
   glm_slots slots;
   glm_step_inputs step;
+  ExpertLoads expert_loads;
 };
 
 // Everything but the memory of the KV pages, whose layers are NULL. No slot is bound and the step has no arrays.

@@ -101,6 +101,23 @@ int32_t Fields::to_size(std::string_view what, std::string_view text) const {
   return *value;
 }
 
+std::vector<int32_t> Fields::to_permutation(std::string_view what, std::string_view text, int32_t count) const {
+  std::vector<int32_t> numbers;
+  std::vector<bool> seen(static_cast<size_t>(count));
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    const auto number = parse_int32(text.substr(begin, end - begin));
+    if (!number || *number < 0 || *number >= count || seen[static_cast<size_t>(*number)]) {
+      error(what, " '", text.substr(begin, end - begin), "', expected each of 0 to ", count - 1, " once");
+    }
+    seen[static_cast<size_t>(*number)] = true;
+    numbers.push_back(*number);
+    begin = end + 1;
+  }
+  if (numbers.size() != seen.size()) error(what, ": ", numbers.size(), " numbers, expected ", count);
+  return numbers;
+}
+
 Range Fields::to_range(std::string_view what, std::string_view text) const {
   const size_t colon = std::min(text.find(':'), text.size());
   const auto begin = parse_int32(text.substr(0, colon));

@@ -41,6 +41,8 @@ class Fields {
   void finish() const;
 
   int32_t to_size(std::string_view what, std::string_view text) const;
+  // Integers between commas, each from 0 to `count` - 1 and each once.
+  std::vector<int32_t> to_permutation(std::string_view what, std::string_view text, int32_t count) const;
   Range to_range(std::string_view what, std::string_view text) const;
 
   template <class T, size_t N>

@@ -35,6 +35,7 @@ Declarations join_declarations(const Plan& mixed, const Plan& decode) {
   agree(all.vocab == more.vocab, "vocab");
   agree(all.kv == more.kv, "kv");
   join(all.ropes, more.ropes, "rope");
+  join(all.placements, more.placements, "placement");
   join(all.buffers, more.buffers, "buffer");
   join(all.vectors, more.vectors, "vector");
   join(all.matrices, more.matrices, "matrix");

@@ -56,10 +56,11 @@ class Parser {
   void record(Fields& fields) {
     using Reader = void (Parser::*)(Fields&);
     static constexpr std::pair<std::string_view, Reader> readers[] = {
-        {"name", &Parser::name},     {"meta", &Parser::meta},       {"act", &Parser::act},
-        {"vocab", &Parser::vocab},   {"kv", &Parser::kv},           {"rope", &Parser::rope},
-        {"buffer", &Parser::buffer}, {"vector", &Parser::vector},   {"matrix", &Parser::matrix},
-        {"part", &Parser::part},     {"experts", &Parser::experts}, {"op", &Parser::op}};
+        {"name", &Parser::name},          {"meta", &Parser::meta},       {"act", &Parser::act},
+        {"vocab", &Parser::vocab},        {"kv", &Parser::kv},           {"rope", &Parser::rope},
+        {"buffer", &Parser::buffer},      {"vector", &Parser::vector},   {"matrix", &Parser::matrix},
+        {"part", &Parser::part},          {"experts", &Parser::experts}, {"op", &Parser::op},
+        {"placement", &Parser::placement}};
     const std::string_view kind = fields.word("a record");
     const Reader reader = fields.choose("record", kind, readers);
     if (kind != "part") complete_matrix(fields);
@@ -189,6 +190,23 @@ class Parser {
     }
   }
 
+  void placement(Fields& fields) {
+    PlacementSpec spec{.line = fields.line(), .name = fields.name("placement name")};
+    once(fields, "placement", spec.name);
+    const int32_t count = fields.size("count");
+    spec.experts = fields.to_permutation("experts", fields.value("experts"), count);
+    plan_.declarations.placements.push_back(std::move(spec));
+  }
+
+  // Throws if there is none of that name for `count` experts.
+  void check_placement(const Fields& fields, const std::string& name, int32_t count) const {
+    const auto& placements = plan_.declarations.placements;
+    const auto found = std::ranges::find(placements, name, &PlacementSpec::name);
+    if (found == placements.end()) fields.error("placement '", name, "', expected one that is declared before");
+    const auto placed = static_cast<int32_t>(found->experts.size());
+    if (count > placed) fields.error("placement ", name, ": of ", placed, " experts, expected at least ", count);
+  }
+
   void experts(Fields& fields) {
     ExpertsSpec spec{.line = fields.line(), .name = fields.name("experts name")};
     once(fields, "experts", spec.name);
@@ -205,6 +223,10 @@ class Parser {
     spec.part = slice(fields, spec.format, spec.cols);
     if (spec.part.rows.size() != spec.rows) {
       fields.error("rows: a range of ", spec.part.rows.size(), ", expected ", spec.rows);
+    }
+    if (const auto placement = fields.take("placement")) {
+      spec.placement = *placement;
+      check_placement(fields, spec.placement, spec.first + spec.count);
     }
     for (const std::string& tensor : {spec.part.tensor, spec.part.scale}) {
       if (!tensor.empty() && tensor.find("{e}") == std::string::npos) {
@@ -233,13 +255,31 @@ class Parser {
       if (!has(form.required) && !has(form.optional))
         fields.error("op ", name, " ", op.label, ": unknown key '", key, "'");
     }
+    check_same_placement(fields, op);
     plan_.ops.push_back(std::move(op));
+  }
+
+  // Experts lie as the moe_route before them numbers them.
+  void check_same_placement(const Fields& fields, const OpSpec& op) {
+    if (op.kind == GLM_OP_MOE_ROUTE) {
+      const auto found = op.values.find("placement");
+      route_placement_ = found == op.values.end() ? "" : found->second;
+    }
+    for (const std::string_view key : {"gate", "up", "down"}) {
+      const auto named = op.values.find(key);
+      if (named == op.values.end()) continue;
+      const auto spec = std::ranges::find(plan_.declarations.experts, named->second, &ExpertsSpec::name);
+      if (spec == plan_.declarations.experts.end() || spec->placement == route_placement_) continue;
+      fields.error("op ", op_form(op.kind).name, " ", op.label, ": ", key, ": experts ", spec->name,
+                   " have placement '", spec->placement, "', the moe_route before has '", route_placement_, "'");
+    }
   }
 
   std::string_view expected_;
   int32_t line_ = 0;
   Plan plan_;
   bool open_matrix_ = false;
+  std::string route_placement_;
   std::set<std::pair<std::string, std::string>> seen_;
 };
 

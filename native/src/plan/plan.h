@@ -90,6 +90,14 @@ struct MatrixSpec {
   bool operator==(const MatrixSpec&) const = default;
 };
 
+// Expert experts[i] is at place i: a permutation.
+struct PlacementSpec {
+  PlanLine line;
+  std::string name = {};
+  std::vector<int32_t> experts = {};
+  bool operator==(const PlacementSpec&) const = default;
+};
+
 struct ExpertsSpec {
   PlanLine line;
   std::string name = {};
@@ -98,7 +106,8 @@ struct ExpertsSpec {
   int32_t rows = 0;
   int32_t cols = 0;
   int32_t first = 0;
-  PartSpec part = {};  // of every expert; `{e}` in its names is the expert's id
+  PartSpec part = {};          // of every expert; `{e}` in its names is the expert's id
+  std::string placement = {};  // empty: experts are at the places of their ids
   bool operator==(const ExpertsSpec&) const = default;
 };
 
@@ -115,6 +124,7 @@ struct Declarations {
   int32_t vocab = 0;
   std::optional<KvSpec> kv;
   std::vector<RopeSpec> ropes;
+  std::vector<PlacementSpec> placements;
   std::vector<BufferSpec> buffers;
   std::vector<VectorSpec> vectors;
   std::vector<MatrixSpec> matrices;

@@ -16,6 +16,9 @@ template <class... Parts>
 void check_same_calls(const Plan& first, const Plan& other, size_t rank) {
   if (first.declarations.act != other.declarations.act) rank_error(other, rank, ": 'act' differs from rank 0");
   if (first.declarations.vocab != other.declarations.vocab) rank_error(other, rank, ": 'vocab' differs from rank 0");
+  if (first.declarations.placements != other.declarations.placements) {
+    rank_error(other, rank, ": its placements differ from rank 0");
+  }
   if (first.ops.size() != other.ops.size()) {
     rank_error(other, rank, ": ", other.ops.size(), " ops, expected ", first.ops.size(), " as on rank 0");
   }

@@ -1,5 +1,6 @@
 #include "weights/weights.h"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <set>
@@ -29,6 +30,12 @@ std::string for_expert(const std::string& name, int32_t id) {
     out.replace(at, 3, number);
   }
   return out;
+}
+
+int32_t expert_at(const Declarations& declarations, const std::string& placement, int32_t place) {
+  if (placement.empty()) return place;
+  return std::ranges::find(declarations.placements, placement, &PlacementSpec::name)
+      ->experts[static_cast<size_t>(place)];
 }
 
 // Of all matrices and experts, tied ones once.
@@ -66,7 +73,7 @@ class Loader {
       weights_.vectors.emplace(spec.name, Vector{data, spec.size});
     }
     for (const MatrixSpec& spec : declarations.matrices) add_matrix(spec);
-    for (const ExpertsSpec& spec : declarations.experts) add_experts(spec);
+    for (const ExpertsSpec& spec : declarations.experts) add_experts(declarations, spec);
     return std::move(weights_);
   }
 
@@ -82,14 +89,15 @@ class Loader {
     weights_.matrices.emplace(spec.name, std::move(matrix));
   }
 
-  void add_experts(const ExpertsSpec& spec) {
+  void add_experts(const Declarations& declarations, const ExpertsSpec& spec) {
     const std::string owner = "experts " + spec.name;
     Room room{owner, int64_t{spec.count} * spec.rows, spec.cols};
     const glm_weight* experts = filler_.make<glm_weight>(owner, {spec.count}, [&](glm_weight* out) {
       for (int32_t i = 0; i < spec.count; ++i) {
         PartSpec part = spec.part;
-        part.tensor = for_expert(part.tensor, spec.first + i);
-        part.scale = for_expert(part.scale, spec.first + i);
+        const int32_t id = expert_at(declarations, spec.placement, spec.first + i);
+        part.tensor = for_expert(part.tensor, id);
+        part.scale = for_expert(part.scale, id);
         out[i] = place(part, spec.format, owner, room);
       }
     });
