@@ -145,22 +145,20 @@ class AnswerReader:
                 text = self._state.text(text)
                 continue
             start, tag = find_tag(text, spelled)
-            before, after = text[:start], text[start:]
-            rest = self._state.text(before) if before else ""
-            if rest:
-                text = rest + after
-                continue
-            if tag is None:
-                self._held = after
+            if start > 0:  # other tags may count after it
+                text = self._state.text(text[:start]) + text[start:]
+            elif tag is None:
+                self._held = text
                 return
-            self._on_tag(tag)
-            text = after[len(tag) :]
+            else:
+                self._on_tag(tag)
+                text = text[len(tag) :]
 
     def _release(self) -> None:
         """What was held back is no tag."""
         held, self._held = self._held, ""
-        if held:
-            self._state.text(held)
+        while held:
+            held = self._state.text(held)
 
     def _on_tag(self, tag: str) -> None:
         state = self._state

@@ -10,10 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.text.detokenizer import Detokenizer
 from router.text.reasoning import END_THINK, THINK
 from router.text.tool_calls import TAGS, ToolSyntax
+from tests.fuzzing import fuzz
 from tests.unit.answer_harness import Answer, Call, encode, read, read_pieces, style, tokenizer
 from tests.unit.router_harness import byte_ids
 
@@ -80,6 +83,12 @@ CORPUS: dict[str, tuple[ToolSyntax, str, dict[str, Any], Answer]] = {
         "<tool_call>write<arg_key>path</arg_key>\nx</arg_value></arg_value></tool_call>",
         {},
         Answer(calls=(call("write", path="x</arg_value>"),), whole=True),
+    ),
+    "cut before a tag": (
+        COMPACT,
+        "<tool_call>write<arg_key>path</arg_key><arg_value>x</arg_value><",
+        {"stopped": False},
+        Answer(calls=(Call("write", '{"path": "x</arg_value><'),)),
     ),
     "cut in a name": (COMPACT, "Well <tool_call>wri", {"stopped": False}, Answer("Well")),
     "cut in a string": (
@@ -187,7 +196,7 @@ def test_every_two_cuts(name: str, tags: bool) -> None:
     syntax, text, options, expected = CORPUS[name]
     parts = units(text, tags=tags)
     for first in range(len(parts) + 1):
-        for second in {*range(first, min(first + _LONGEST, len(parts)) + 1), len(parts)}:
+        for second in range(first, min(first + _LONGEST, len(parts)) + 1):
             pieces = cut(parts, [first, second], tags=tags)
             assert read_pieces(pieces, syntax, tags=tags, **options) == expected, pieces
 
@@ -225,3 +234,31 @@ def test_chunks_of_many_tokens(name: str) -> None:
         answers.add(read(chunks, style(syntax, tags=True), Detokenizer(tokens), **options))
     [answer] = answers
     assert replace(answer, reasoning_tokens=0) == expected
+
+
+_WORDS = [THINK, END_THINK, *TAGS, "now", "write", "path", " ", "\n", "a", "日", '"', "{", "}", "<", "STOP"]
+_JSON_WORDS = [*TAGS[:2], '{"name": "now", "arguments": {', '"a": ', '"b\\"', "}", "}", ", ", "null", " ", "<"]
+
+
+@fuzz(300)
+@given(
+    st.lists(st.sampled_from(_WORDS) | st.sampled_from(_JSON_WORDS), max_size=24),
+    st.sampled_from(ToolSyntax),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 2**32),
+    st.sampled_from([(), ("STOP",), ("\n",)]),
+)
+def test_any_words(
+    words: list[str], syntax: ToolSyntax, tags: bool, stopped: bool, seed: int, stops: tuple[str, ...]
+) -> None:
+    """No cut changes the answer, and calls that are whole are JSON objects, as far as the model wrote JSON."""
+    options: dict[str, Any] = {"stopped": stopped, "stops": stops}
+    parts = units("".join(words), tags=tags)
+    whole = read_pieces(cut(parts, [], tags=tags), syntax, tags=tags, **options)
+    source = random.Random(seed)
+    for count in (1, 2, 8, len(parts)):
+        cuts = sorted(source.choices(range(len(parts) + 1), k=count))
+        assert read_pieces(cut(parts, cuts, tags=tags), syntax, tags=tags, **options) == whole
+    if whole.whole and syntax is not JSON:
+        assert all(isinstance(json.loads(made.arguments), dict) for made in whole.calls)
