@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "float_math.h"
-#include "simd.h"
+#include "weight_loader.h"
 
 GLM_CPU_BEGIN
 
@@ -24,21 +24,43 @@ struct SoftmaxState {
   float total;
 };
 
+/* Where a tile finds a page's keys or values: in scratch memory, */
+struct ScratchPage {
+  const float* data;
+  F32 at(int64_t i) const { return load(data + i); }
+  ScratchPage from(int64_t column) const { return {data + column}; }
+  void fetch_ahead(int64_t) const {}
+};
+
+/* or, for one block of queries, which would not pay for a conversion, as they are stored. Pages are scattered, so the
+ * hardware does not foresee `next`: it is fetched meanwhile, kKeyBlock (kValueBlock) vectors for as many read. */
+struct StoredPage {
+  const uint16_t* data; /* bf16 */
+  const std::byte* next;
+  F32 at(int64_t i) const { return Bf16Loader::fetch(data + i); }
+  StoredPage from(int64_t column) const { return {data + column, next + column * kPage * 2}; }
+  void fetch_ahead(int64_t block) const {
+    constexpr int kBytes = kKeyBlock * kLanes * 2, kLine = 64;
+    for (int line = 0; line < kBytes; line += kLine) __builtin_prefetch(next + block * kBytes + line);
+  }
+};
+
 /* scores[q][key] = queries[q] . keys[key] for kQueries queries and the whole page. */
-template <int kQueries>
-inline void page_scores(const float* queries, const float* keys, int pitch, float* scores) {
+template <int kQueries, typename Page>
+inline void page_scores(const float* queries, const Page& keys, int pitch, float* scores) {
   for (int key = 0; key < kPage; key += kKeyBlock) {
     F32 sums[kQueries][kKeyBlock];
     unrolled<kQueries * kKeyBlock>([&](auto i) GLM_INLINE { sums[i / kKeyBlock][i % kKeyBlock] = F32{}; });
 #pragma GCC unroll 1
     for (int i = 0; i < pitch; i += kLanes) {
+      keys.fetch_ahead((key / kKeyBlock * pitch + i) / kLanes);
       F32 x[kQueries];
       unrolled<kQueries>([&](auto q) GLM_INLINE {
         x[q] = load(queries + q * pitch + i);
         if (kQueries > 1) hold(x[q]);
       });
       unrolled<kKeyBlock>([&](auto j) GLM_INLINE {
-        const F32 k = load(keys + (key + j) * pitch + i);
+        const F32 k = keys.at((key + j) * pitch + i);
         unrolled<kQueries>([&](auto q) GLM_INLINE { sums[q][j] = multiply_add(x[q], k, sums[q][j]); });
       });
     }
@@ -70,8 +92,8 @@ inline float page_softmax(float* scores, int count, SoftmaxState* state) {
 
 /* values[q] = values[q] * scales[q] + sum over the first `count` keys of weights[q][key] * page[key], for kVectors
  * vectors. */
-template <int kQueries, int kVectors>
-inline void value_columns(const float* weights, const float* scales, const float* page, int count, int pitch,
+template <int kQueries, int kVectors, typename Page>
+inline void value_columns(const float* weights, const float* scales, const Page& page, int count, int pitch,
                           float* values) {
   F32 sums[kQueries][kVectors];
   const auto each = [](auto f) GLM_INLINE {
@@ -80,32 +102,33 @@ inline void value_columns(const float* weights, const float* scales, const float
   each([&](auto q, auto j) GLM_INLINE { sums[q][j] = load(values + q * pitch + j * kLanes) * broadcast(scales[q]); });
 #pragma GCC unroll 1
   for (int key = 0; key < count; ++key) {
+    if constexpr (kVectors == kValueBlock) page.fetch_ahead(key);
     F32 weight[kQueries];
     unrolled<kQueries>([&](auto q) GLM_INLINE {
       weight[q] = broadcast(weights[q * kPage + key]);
       if (kQueries > 1) hold(weight[q]);
     });
     unrolled<kVectors>([&](auto j) GLM_INLINE {
-      const F32 v = load(page + key * pitch + j * kLanes);
+      const F32 v = page.at(key * pitch + j * kLanes);
       unrolled<kQueries>([&](auto q) GLM_INLINE { sums[q][j] = multiply_add(weight[q], v, sums[q][j]); });
     });
   }
   each([&](auto q, auto j) GLM_INLINE { store(values + q * pitch + j * kLanes, sums[q][j]); });
 }
 
-template <int kQueries>
-inline void page_values(const float* weights, const float* scales, const float* page, int count, int pitch,
+template <int kQueries, typename Page>
+inline void page_values(const float* weights, const float* scales, const Page& page, int count, int pitch,
                         float* values) {
   int i = 0;
   for (; i + kValueBlock * kLanes <= pitch; i += kValueBlock * kLanes) {
-    value_columns<kQueries, kValueBlock>(weights, scales, page + i, count, pitch, values + i);
+    value_columns<kQueries, kValueBlock>(weights, scales, page.from(i), count, pitch, values + i);
   }
-  for (; i < pitch; i += kLanes) value_columns<kQueries, 1>(weights, scales, page + i, count, pitch, values + i);
+  for (; i < pitch; i += kLanes) value_columns<kQueries, 1>(weights, scales, page.from(i), count, pitch, values + i);
 }
 
 /* All of a page for kQueries queries that see its first `count` keys. */
-template <int kQueries>
-inline void attend_page(const float* queries, const float* keys, const float* page, int count, int pitch,
+template <int kQueries, typename Page>
+inline void attend_page(const float* queries, const Page& keys, const Page& page, int count, int pitch,
                         SoftmaxState* states, float* values) {
   alignas(64) float scores[kQueries * kPage];
   float scales[kQueries];

@@ -11,7 +11,8 @@
 
 GLM_CPU_BEGIN
 
-template <typename Loader, int R, int T>
+/* kKeep: the expanded weights are written to `kept`, as KeptTile reads them. */
+template <typename Loader, int R, int T, bool kKeep = false>
 struct DotTile {
   using Element = typename Loader::Element;
   using Sums = F32[R][T];
@@ -20,6 +21,7 @@ struct DotTile {
   const Element* w[R];    /* at column 0 */
   const float* x[T];      /* likewise; zeros follow the last column up to kPadCols */
   const std::byte* ahead; /* as many bytes as the tile's weights have are fetched from here into the cache */
+  float* kept;            /* [columns / kLanes][R][kLanes] */
 
   /* sums[r][t] += w[r] . x[t] over columns [begin, end). */
   [[gnu::always_inline]] void accumulate(int32_t begin, int32_t end, Sums& sums) const {
@@ -39,7 +41,8 @@ struct DotTile {
 
  private:
   using Raw = typename Loader::Raw;
-  /* Rows that share a load of x. The registers hold R * T sums, these rows' elements and one expanded vector of each. */
+  /* Rows that share a load of x in a narrow tile, whose registers hold R * T sums, these rows' elements and one
+   * expanded vector of each. */
   static constexpr int kGroup = Loader::kVectors > 1 ? 1 : R == 4 ? 2 : R;
 
   /* The columns that do not fill a step: zeros for the rest. */
@@ -54,6 +57,15 @@ struct DotTile {
   }
 
   [[gnu::always_inline]] void step(const Element* const (&rows)[R], int32_t w_col, int32_t x_col, Sums& sums) const {
+    if constexpr (T > 4) {
+      step_wide(rows, w_col, x_col, sums);
+    } else {
+      step_narrow(rows, w_col, x_col, sums);
+    }
+  }
+
+  [[gnu::always_inline]] void step_narrow(const Element* const (&rows)[R], int32_t w_col, int32_t x_col,
+                                          Sums& sums) const {
     unrolled<R / kGroup>([&](auto group) GLM_INLINE {
       constexpr int kFirst = group * kGroup;
       Raw raw[kGroup];
@@ -63,12 +75,31 @@ struct DotTile {
         unrolled<kGroup>([&](auto r) GLM_INLINE {
           weights[r] = Loader::template expand<v>(raw[r]);
           hold(weights[r]);
+          if constexpr (kKeep) store(kept + (x_col / kLanes + v) * (R * kLanes) + (kFirst + r) * kLanes, weights[r]);
         });
         unrolled<T>([&](auto t) GLM_INLINE {
           const F32 column = load(x[t] + x_col + v * kLanes);
           unrolled<kGroup>(
               [&](auto r) GLM_INLINE { sums[kFirst + r][t] = multiply_add(weights[r], column, sums[kFirst + r][t]); });
         });
+      });
+    });
+  }
+
+  /* Loads would limit it if each row loaded x: all rows share one, and codes are read again for each of their vectors,
+   * because no register is left to hold them. */
+  [[gnu::always_inline]] void step_wide(const Element* const (&rows)[R], int32_t w_col, int32_t x_col,
+                                        Sums& sums) const {
+    unrolled<Loader::kVectors>([&](auto v) GLM_INLINE {
+      F32 weights[R];
+      unrolled<R>([&](auto r) GLM_INLINE {
+        weights[r] = Loader::template expand_at<v>(rows[r] + w_col);
+        hold(weights[r]);
+      });
+      unrolled<T>([&](auto t) GLM_INLINE {
+        F32 column = load(x[t] + x_col + v * kLanes);
+        hold(column);
+        unrolled<R>([&](auto r) GLM_INLINE { sums[r][t] = multiply_add(weights[r], column, sums[r][t]); });
       });
     });
   }

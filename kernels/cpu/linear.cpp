@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "device.h"
+#include "kept_tile.h"
 #include "matmul.h"
 #include "ops.h"
 #include "workspace.h"
@@ -10,11 +11,13 @@ GLM_CPU_BEGIN
 namespace {
 
 struct Scratch {
-  Scratch(std::byte* base, const glm_device* device, const glm_linear_args* args) : layout(base) {
+  Scratch(std::byte* base, const glm_device* device, const glm_linear_args* args)
+      : layout(base), kept(layout, device->pool.num_threads(), args->x.cols) {
     x = layout.take<float>(activation_floats(args->rows, args->x.cols));
     out = layout.take<float>(static_cast<size_t>(device->pool.num_threads()) * kMatmulOutFloats);
   }
   WorkspaceLayout layout;
+  KeptWeights kept;
   float* x;
   float* out; /* one block of results a thread */
 };
@@ -79,7 +82,7 @@ glm_status linear(glm_device* device, const glm_linear_args* args) {
       const WeightRows w{matrix, block.begin, block.rows, matrix.row(block.begin + threads * row_blocks[block.part])};
       for (int64_t t = 0; t < args->rows; t += kMatmulTokens) {
         const auto tokens = static_cast<int32_t>(std::min<int64_t>(kMatmulTokens, args->rows - t));
-        matmul(w, x, {nullptr, 1}, t, tokens, out);
+        matmul(w, x, {nullptr, 1}, t, tokens, out, scratch.kept.of(thread));
         store_block(args, block, t, tokens, out);
       }
     }

@@ -3,22 +3,28 @@
 #include <algorithm>
 
 #include "dot_tile.h"
+#include "kept_tile.h"
 
 GLM_CPU_BEGIN
 
 namespace {
 
-/* Registers hold R * T sums, one row's elements and one vector of weights; fewer sums do not hide the latency of their
- * additions. R divides kRowMultiple and R * T is a multiple of 4. */
-constexpr int kTileTokens = 4;
+/* Registers hold R * T sums beside their operands; fewer sums do not hide the latency of their additions. R divides
+ * kRowMultiple. */
 constexpr int tile_rows(int tokens) {
-  return tokens == 1 ? 8 : tokens < kTileTokens ? 4 : 3;
+  return tokens == 1 ? 8 : tokens < 4 ? 4 : tokens == 4 ? 3 : 2;
 }
 constexpr int32_t kRowMultiple = 24;
 
 struct Call {
-  Call(const WeightRows& w, int32_t num_tokens, float* out)
-      : matrix(w.matrix), row_begin(w.begin), rows(w.rows), then(w.then), num_tokens(num_tokens), out(out) {}
+  Call(const WeightRows& w, int32_t num_tokens, float* out, float* kept)
+      : matrix(w.matrix),
+        row_begin(w.begin),
+        rows(w.rows),
+        then(w.then),
+        num_tokens(num_tokens),
+        out(out),
+        kept(kept) {}
 
   const WeightMatrix& matrix;
   int32_t row_begin;
@@ -26,6 +32,7 @@ struct Call {
   const std::byte* then;
   int32_t num_tokens;
   float* out;
+  float* kept;
   const float* x[kMatmulTokens];
   const float* x_scales[kMatmulTokens]; /* block format */
   float token_factors[kMatmulTokens];   /* of finished sums; */
@@ -52,9 +59,9 @@ struct Call {
 };
 
 /* sums[r][t] += w[r] . x[t], block by block. */
-template <typename Loader, int R, int T>
-[[gnu::always_inline]] inline void accumulate_blocks(const Call& call, const DotTile<Loader, R, T>& tile, int32_t t0,
-                                                     int32_t r0, int32_t cols, F32 (&sums)[R][T]) {
+template <typename Tile, int R, int T>
+[[gnu::always_inline]] inline void accumulate_blocks(const Call& call, const Tile& tile, int32_t t0, int32_t r0,
+                                                     int32_t cols, F32 (&sums)[R][T]) {
   for (int32_t k = 0, b = 0; k < cols; k += GLM_FP8_BLOCK, ++b) {
     F32 part[R][T] = {};
     tile.accumulate(k, std::min<int32_t>(cols, k + GLM_FP8_BLOCK), part);
@@ -74,30 +81,22 @@ template <int R, int T>
   float* out = call.out + static_cast<int64_t>(t0) * call.rows + r0;
   const float* token_factors = call.token_factors + t0;
   const float* row_factors = call.row_factors + r0;
-  unrolled<R * T / 4>([&](auto group) GLM_INLINE {
-    constexpr int a = group * 4, b = a + 1, c = a + 2, d = a + 3;
+  unrolled<(R * T + 3) / 4>([&](auto group) GLM_INLINE {
+    constexpr int kLast = R * T - 1; /* stands in for those that the last group lacks */
+    constexpr int a = group * 4, b = std::min(a + 1, kLast), c = std::min(a + 2, kLast), d = std::min(a + 3, kLast);
     const F32x4 totals = sum_four(sums[a / T][a % T], sums[b / T][b % T], sums[c / T][c % T], sums[d / T][d % T]);
     const F32x4 by_token = {token_factors[a % T], token_factors[b % T], token_factors[c % T], token_factors[d % T]};
     const F32x4 by_row = {row_factors[a / T], row_factors[b / T], row_factors[c / T], row_factors[d / T]};
     const F32x4 values = totals * by_token * by_row;
     out[a % T * call.rows + a / T] = values[0];
-    out[b % T * call.rows + b / T] = values[1];
-    out[c % T * call.rows + c / T] = values[2];
-    out[d % T * call.rows + d / T] = values[3];
+    if (a + 1 == b) out[b % T * call.rows + b / T] = values[1];
+    if (a + 2 == c) out[c % T * call.rows + c / T] = values[2];
+    if (a + 3 == d) out[d % T * call.rows + d / T] = values[3];
   });
-  if constexpr (R * T % 4 != 0) {
-    static_assert(R == 1 && T < 4);
-    unrolled<T>([&](auto t) GLM_INLINE { out[t * call.rows] = sum(sums[0][t]) * token_factors[t] * row_factors[0]; });
-  }
 }
 
-template <typename Loader, bool kBlocks, int R, int T>
-[[gnu::noinline]] void run_tile(const Call& call, int32_t t0, int32_t r0, int32_t cols) {
-  DotTile<Loader, R, T> tile;
-  const auto* w = reinterpret_cast<const typename Loader::Element*>(call.matrix.row(call.row_begin + r0));
-  unrolled<R>([&](auto r) GLM_INLINE { tile.w[r] = w + r * call.matrix.weight.stride; });
-  unrolled<T>([&](auto t) GLM_INLINE { tile.x[t] = call.x[t0 + t]; });
-  tile.ahead = call.ahead(r0);
+template <bool kBlocks, int R, int T, typename Tile>
+[[gnu::always_inline]] inline void run_tile(const Call& call, const Tile& tile, int32_t t0, int32_t r0, int32_t cols) {
   F32 sums[R][T];
   unrolled<R * T>([&](auto i) GLM_INLINE { sums[i / T][i % T] = F32{}; });
   if constexpr (kBlocks) {
@@ -108,16 +107,91 @@ template <typename Loader, bool kBlocks, int R, int T>
   write_sums(call, t0, r0, sums);
 }
 
+/* Rows of weights as they are stored; kKeep: expanded for `run_kept_tile` too. */
+template <typename Loader, bool kBlocks, int R, int T, bool kKeep = false>
+[[gnu::noinline]] void run_weight_tile(const Call& call, int32_t t0, int32_t r0, int32_t cols, float* kept) {
+  DotTile<Loader, R, T, kKeep> tile;
+  const auto* w = reinterpret_cast<const typename Loader::Element*>(call.matrix.row(call.row_begin + r0));
+  unrolled<R>([&](auto r) GLM_INLINE { tile.w[r] = w + r * call.matrix.weight.stride; });
+  unrolled<T>([&](auto t) GLM_INLINE { tile.x[t] = call.x[t0 + t]; });
+  tile.ahead = call.ahead(r0);
+  tile.kept = kept;
+  run_tile<kBlocks, R, T>(call, tile, t0, r0, cols);
+}
+
+template <bool kBlocks, int R, int T>
+[[gnu::noinline]] void run_kept_tile(const Call& call, int32_t t0, int32_t r0, int32_t cols, const float* kept) {
+  KeptTile<R, T> tile;
+  unrolled<T>([&](auto t) GLM_INLINE { tile.x[t] = call.x[t0 + t]; });
+  tile.kept = kept;
+  run_tile<kBlocks, R, T>(call, tile, t0, r0, cols);
+}
+
+/* All rows for T of few tokens. */
 template <typename Loader, bool kBlocks, int T>
-void run_tiles(const Call& call, int32_t t0) {
+void run_few(const Call& call, int32_t t0) {
   constexpr int R = tile_rows(T);
-  static_assert(kRowMultiple % R == 0 && R * T % 4 == 0);
+  static_assert(kRowMultiple % R == 0);
   const int32_t cols = call.covering<Loader>(call.rows - 2);
   const int32_t last_cols = call.covering<Loader>(call.rows - 1);
   int32_t r = 0;
-  for (; r + R < call.rows; r += R) run_tile<Loader, kBlocks, R, T>(call, t0, r, cols);
-  if (r + R == call.rows) return run_tile<Loader, kBlocks, R, T>(call, t0, r, last_cols);
-  for (; r < call.rows; ++r) run_tile<Loader, kBlocks, 1, T>(call, t0, r, last_cols);
+  for (; r + R < call.rows; r += R) run_weight_tile<Loader, kBlocks, R, T>(call, t0, r, cols, nullptr);
+  if (r + R == call.rows) return run_weight_tile<Loader, kBlocks, R, T>(call, t0, r, last_cols, nullptr);
+  for (; r < call.rows; ++r) run_weight_tile<Loader, kBlocks, 1, T>(call, t0, r, last_cols, nullptr);
+}
+
+/* Rows [begin, end) for T of many tokens: the first ones leave them in `call.kept`, where the others find them. */
+template <typename Loader, bool kBlocks, int T>
+void run_group(const Call& call, int32_t t0, int32_t begin, int32_t end) {
+  constexpr int R = kKeptTileRows;
+  constexpr int kStep = Loader::kVectors * kLanes;
+  const int32_t cols = call.covering<Loader>(call.rows - 2);
+  const int32_t last_cols = call.covering<Loader>(call.rows - 1);
+  const int32_t kept_cols = (call.matrix.cols + kStep - 1) / kStep * kStep;
+  float* kept = call.kept;
+  int32_t r = begin;
+  for (; r + R <= end; r += R, kept += R * kept_cols) {
+    if (t0 == 0) {
+      run_weight_tile<Loader, kBlocks, R, T, true>(call, t0, r, r + R == call.rows ? last_cols : cols, kept);
+    } else {
+      run_kept_tile<kBlocks, R, T>(call, t0, r, kept_cols, kept);
+    }
+  }
+  for (; r < end; ++r, kept += kept_cols) {
+    if (t0 == 0) {
+      run_weight_tile<Loader, kBlocks, 1, T, true>(call, t0, r, last_cols, kept);
+    } else {
+      run_kept_tile<kBlocks, 1, T>(call, t0, r, kept_cols, kept);
+    }
+  }
+}
+
+template <typename Loader, bool kBlocks>
+void run_many(const Call& call) {
+  const int32_t block = KeptWeights::rows(call.matrix.cols);
+  for (int32_t begin = 0; begin < call.rows; begin += block) {
+    const int32_t end = std::min(call.rows, begin + block);
+    for (int32_t t = 0; t < call.num_tokens;) {
+      const int32_t left = call.num_tokens - t;
+      if (left % 4 == 0 || (left % 4 == 3 && left > 3)) {
+        run_group<Loader, kBlocks, 4>(call, t, begin, end);
+        t += 4;
+      } else {
+        run_group<Loader, kBlocks, 3>(call, t, begin, end);
+        t += 3;
+      }
+    }
+  }
+}
+
+template <typename Loader, bool kBlocks>
+void run_few(const Call& call, int32_t t0, int32_t tokens) {
+  if (tokens == 1) return run_few<Loader, kBlocks, 1>(call, t0);
+  if (tokens == 2) return run_few<Loader, kBlocks, 2>(call, t0);
+  if (tokens == 3) return run_few<Loader, kBlocks, 3>(call, t0);
+  if (tokens == 4) return run_few<Loader, kBlocks, 4>(call, t0);
+  if (tokens == 5) return run_few<Loader, kBlocks, 5>(call, t0);
+  if (tokens == 6) return run_few<Loader, kBlocks, 6>(call, t0);
 }
 
 template <typename Loader, bool kBlocks = false>
@@ -129,18 +203,10 @@ void run(Call& call) {
   for (int32_t r = 0; r < call.rows; ++r) {
     call.row_factors[r] = by_channel ? call.matrix.weight.scale[call.row_begin + r] : 1.0f;
   }
+  if (call.num_tokens > 8 && call.matrix.cols <= kMostKeptCols) return run_many<Loader, kBlocks>(call);
   int32_t t = 0;
-  for (; t + kTileTokens <= call.num_tokens; t += kTileTokens) run_tiles<Loader, kBlocks, kTileTokens>(call, t);
-  switch (call.num_tokens - t) {
-    case 1:
-      return run_tiles<Loader, kBlocks, 1>(call, t);
-    case 2:
-      return run_tiles<Loader, kBlocks, 2>(call, t);
-    case 3:
-      return run_tiles<Loader, kBlocks, 3>(call, t);
-    default:
-      return;
-  }
+  for (; call.num_tokens - t > 6; t += 4) run_few<Loader, kBlocks, 4>(call, t);
+  run_few<Loader, kBlocks>(call, t, call.num_tokens - t);
 }
 
 }  // namespace
@@ -156,8 +222,8 @@ int32_t matmul_row_block(glm_weight_format format, int32_t rows, int32_t cols, i
 }
 
 void matmul(const WeightRows& w, const Activations& x, const TokenList& tokens, int64_t token_begin, int32_t num_tokens,
-            float* out) {
-  Call call(w, num_tokens, out);
+            float* out, float* kept) {
+  Call call(w, num_tokens, out, kept);
   for (int32_t t = 0; t < num_tokens; ++t) {
     const int64_t row = tokens.row(token_begin + t);
     call.x[t] = x.row(row);

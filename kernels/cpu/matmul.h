@@ -57,10 +57,10 @@ int32_t matmul_row_block(glm_weight_format format, int32_t rows, int32_t cols, i
                          int num_threads);
 
 /* out[i][r] = w[begin + r] . x[tokens.row(token_begin + i)], scales applied, for i < num_tokens and r < w.rows; rows of
- * `out` follow each other without gaps. num_tokens <= kMatmulTokens, w.rows <= kMatmulRows, num_tokens * w.rows <=
+ * `out` follow each other without gaps. `kept`: a thread's KeptWeights for this many columns. num_tokens <= kMatmulTokens, w.rows <= kMatmulRows, num_tokens * w.rows <=
  * kMatmulOutFloats. */
 void matmul(const WeightRows& w, const Activations& x, const TokenList& tokens, int64_t token_begin, int32_t num_tokens,
-            float* out);
+            float* out, float* kept);
 
 GLM_CPU_END
 

@@ -2,6 +2,7 @@
 
 #include "device.h"
 #include "expert_tasks.h"
+#include "kept_tile.h"
 #include "ops.h"
 
 GLM_CPU_BEGIN
@@ -12,7 +13,10 @@ constexpr int32_t kCombineCols = 1024; /* columns that a thread combines at a ti
 
 struct Scratch {
   Scratch(std::byte* base, const glm_device* device, const glm_moe_down_args* args)
-      : layout(base), tasks(layout, args->down.count), pitch(padded(args->down.rows)) {
+      : layout(base),
+        tasks(layout, args->down.count),
+        kept(layout, device->pool.num_threads(), args->down.cols),
+        pitch(padded(args->down.rows)) {
     const auto threads = static_cast<size_t>(device->pool.num_threads());
     const size_t assignments = static_cast<size_t>(args->rows) * args->top_k;
     x = layout.take<float>(activation_floats(args->rows * args->top_k, args->x.cols));
@@ -25,6 +29,7 @@ struct Scratch {
   }
   WorkspaceLayout layout;
   ExpertTasks tasks;
+  KeptWeights kept;
   int64_t pitch;
   float* x;
   float* products;    /* one block of results a thread */
@@ -38,13 +43,13 @@ void* element(const glm_tensor& tensor, int64_t row, int64_t col) {
 
 /* next: the task that this thread will probably run after this one. */
 void run_task(const glm_moe_down_args* args, const ExpertTask& task, const ExpertTask& next, const Activations& x,
-              const glm_tensor& results, float* products) {
+              const glm_tensor& results, float* products, float* kept) {
   const WeightMatrix matrix{args->down.experts[task.expert], args->down.format, args->down.cols};
   const WeightMatrix next_matrix{args->down.experts[next.expert], args->down.format, args->down.cols};
   const WeightRows w{matrix, task.row_begin, task.rows, next_matrix.row(next.row_begin)};
   for (int32_t begin = task.begin; begin < task.end; begin += kMatmulTokens) {
     const int32_t count = std::min(kMatmulTokens, task.end - begin);
-    matmul(w, x, {args->order, 1}, begin, count, products);
+    matmul(w, x, {args->order, 1}, begin, count, products, kept);
     for (int32_t i = 0; i < count; ++i) {
       store_act(products + i * task.rows, results.dtype, element(results, args->order[begin + i], task.row_begin),
                 task.rows);
@@ -103,7 +108,7 @@ glm_status moe_down(glm_device* device, const glm_moe_down_args* args) {
   parallel_for(device->pool, scratch.tasks.num_tasks(), 1, [&](int64_t begin, int64_t end, int thread) {
     float* products = scratch.products + static_cast<size_t>(thread) * kMatmulOutFloats;
     for (int64_t i = begin; i < end; ++i)
-      run_task(args, scratch.tasks[i], scratch.tasks.after(i), x, results, products);
+      run_task(args, scratch.tasks[i], scratch.tasks.after(i), x, results, products, scratch.kept.of(thread));
   });
   combine_rows(device, args, scratch);
   return GLM_OK;

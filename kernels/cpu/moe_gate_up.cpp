@@ -3,6 +3,7 @@
 #include "device.h"
 #include "expert_tasks.h"
 #include "float_math.h"
+#include "kept_tile.h"
 #include "ops.h"
 #include "quantize_row.h"
 
@@ -12,7 +13,10 @@ namespace {
 
 struct Scratch {
   Scratch(std::byte* base, const glm_device* device, const glm_moe_gate_up_args* args)
-      : layout(base), tasks(layout, args->gate.count), pitch(padded(args->gate.rows)) {
+      : layout(base),
+        tasks(layout, args->gate.count),
+        kept(layout, device->pool.num_threads(), args->gate.cols),
+        pitch(padded(args->gate.rows)) {
     const auto threads = static_cast<size_t>(device->pool.num_threads());
     x = layout.take<float>(activation_floats(args->rows, args->x.cols));
     gate_up = layout.take<float>(threads * 2 * kMatmulOutFloats);
@@ -20,6 +24,7 @@ struct Scratch {
   }
   WorkspaceLayout layout;
   ExpertTasks tasks;
+  KeptWeights kept;
   int64_t pitch;
   float* x;
   float* gate_up; /* two blocks of results a thread */
@@ -59,8 +64,8 @@ void run_task(const glm_moe_gate_up_args* args, const ExpertTask& task, const Ex
   const WeightRows up_rows{up_matrix, task.row_begin, task.rows, next_gate.row(next.row_begin)};
   for (int32_t begin = task.begin; begin < task.end; begin += kMatmulTokens) {
     const int32_t count = std::min(kMatmulTokens, task.end - begin);
-    matmul(gate_rows, x, tokens, begin, count, gate);
-    matmul(up_rows, x, tokens, begin, count, up);
+    matmul(gate_rows, x, tokens, begin, count, gate, scratch.kept.of(thread));
+    matmul(up_rows, x, tokens, begin, count, up, scratch.kept.of(thread));
     apply_swiglu(gate, up, count * task.rows, args->out.dtype);
     store_tile(args, scratch, task, args->order + begin, count, gate);
   }

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "device.h"
+#include "kept_tile.h"
 #include "matmul.h"
 #include "ops.h"
 #include "workspace.h"
@@ -16,7 +17,9 @@ constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 struct Scratch {
   Scratch(std::byte* base, const glm_device* device, const glm_moe_route_args* args)
-      : layout(base), pitch(static_cast<size_t>((args->experts + 15) / 16 * 16)) {
+      : layout(base),
+        kept(layout, device->pool.num_threads(), args->x.cols),
+        pitch(static_cast<size_t>((args->experts + 15) / 16 * 16)) {
     x = layout.take<float>(activation_floats(args->rows, args->x.cols));
     scores = layout.take<float>(args->rows * pitch);
     choices = layout.take<float>(device->pool.num_threads() * pitch);
@@ -24,6 +27,7 @@ struct Scratch {
     logits = layout.take<float>(static_cast<size_t>(device->pool.num_threads()) * kMatmulOutFloats);
   }
   WorkspaceLayout layout;
+  KeptWeights kept;
   size_t pitch;
   float* x;
   float* scores;       /* [rows][pitch] */
@@ -45,7 +49,7 @@ void compute_logits(glm_device* device, const glm_moe_route_args* args, const Sc
       const WeightRows w{matrix, row, experts, matrix.row(row + experts)};
       for (int64_t t = 0; t < args->rows; t += kMatmulTokens) {
         const auto tokens = static_cast<int32_t>(std::min<int64_t>(kMatmulTokens, args->rows - t));
-        matmul(w, x, {nullptr, 1}, t, tokens, logits);
+        matmul(w, x, {nullptr, 1}, t, tokens, logits, scratch.kept.of(thread));
         for (int32_t i = 0; i < tokens; ++i) {
           std::copy_n(logits + i * experts, experts, scratch.scores + (t + i) * scratch.pitch + first);
         }

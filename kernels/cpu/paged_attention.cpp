@@ -98,9 +98,13 @@ class UnitRunner {
     const int32_t end = std::min((split + 1) * kSplitPages, last_page + 1);
     for (int32_t page = split * kSplitPages; page < end; ++page) {
       const int32_t next = std::min(page + 1, end - 1);
+      if (as_stored()) {
+        run_page(page, stored_page(args_.kv.k, page, next), stored_page(args_.kv.v, page, next), into);
+        continue;
+      }
       load_page(page_address(args_.kv.k, page), page_address(args_.kv.k, next), blocks_.keys);
       load_page(page_address(args_.kv.v, page), page_address(args_.kv.v, next), blocks_.values);
-      run_page(page, into);
+      run_page(page, ScratchPage{blocks_.keys}, ScratchPage{blocks_.values}, into);
     }
   }
 
@@ -136,6 +140,14 @@ class UnitRunner {
     return static_cast<const std::byte*>(pages) + kv_page_offset(args_.kv, page, unit_.kv_head);
   }
 
+  bool as_stored() const {
+    return queries() <= kQueryBlock && args_.kv.dtype == GLM_BF16 && args_.kv.head_dim == pitch_;
+  }
+
+  StoredPage stored_page(const void* pages, int32_t page, int32_t next) const {
+    return {reinterpret_cast<const uint16_t*>(page_address(pages, page)), page_address(pages, next)};
+  }
+
   /* Pages are scattered, so the hardware does not foresee `next`: it is fetched while this one is converted. */
   void load_page(const std::byte* from, const std::byte* next, float* to) const {
     const glm_kv_layer& kv = args_.kv;
@@ -154,25 +166,25 @@ class UnitRunner {
 
   /* Blocks of queries that see the same number of the page's keys, so that no key past a query's own is ever touched
    * for it. */
-  void run_page(int32_t page, const Partial& into) const {
+  template <typename Page>
+  void run_page(int32_t page, const Page& keys, const Page& values, const Partial& into) const {
     int query = 0;
     while (query < queries()) {
-      const int keys = count(query, page);
+      const int seen = count(query, page);
       int width = 1;
-      while (width < kQueryBlock && query + width < queries() && count(query + width, page) == keys) ++width;
-      if (keys > 0) run_block(query, width, keys, into.at(query, pitch_));
+      while (width < kQueryBlock && query + width < queries() && count(query + width, page) == seen) ++width;
+      if (seen > 0) run_block(query, width, keys, values, seen, into.at(query, pitch_));
       query += width;
     }
   }
 
-  void run_block(int query, int width, int keys, const Partial& into) const {
+  template <typename Page>
+  void run_block(int query, int width, const Page& keys, const Page& values, int seen, const Partial& into) const {
     static_assert(kQueryBlock == 3);
     const float* queries = blocks_.queries + query * pitch_;
-    if (width == 3)
-      return attend_page<3>(queries, blocks_.keys, blocks_.values, keys, pitch_, into.states, into.values);
-    if (width == 2)
-      return attend_page<2>(queries, blocks_.keys, blocks_.values, keys, pitch_, into.states, into.values);
-    attend_page<1>(queries, blocks_.keys, blocks_.values, keys, pitch_, into.states, into.values);
+    if (width == 3) return attend_page<3>(queries, keys, values, seen, pitch_, into.states, into.values);
+    if (width == 2) return attend_page<2>(queries, keys, values, seen, pitch_, into.states, into.values);
+    attend_page<1>(queries, keys, values, seen, pitch_, into.states, into.values);
   }
 
   const glm_paged_attention_args& args_;

@@ -24,23 +24,29 @@ inline F32 convert_lanes(const Element* p) {
 }
 #endif
 
-struct F32Loader {
-  using Element = float;
+/* A vector of elements is one of floats. */
+struct PlainLoader {
   using Raw = F32;
   static constexpr int kVectors = 1;
-  static constexpr float kScale = 1.0f;        /* of a product with what `load` returns */
-  static constexpr bool kAlwaysFinite = false; /* whatever the bits: times a zero of x they add nothing */
-  static F32 fetch(const float* p) { return cpu::load(p); }
   template <int>
   static F32 expand(F32 raw) {
     return raw;
   }
 };
 
-struct Bf16Loader {
+struct F32Loader : PlainLoader {
+  using Element = float;
+  static constexpr float kScale = 1.0f;        /* of a product with what `load` returns */
+  static constexpr bool kAlwaysFinite = false; /* whatever the bits: times a zero of x they add nothing */
+  static F32 fetch(const float* p) { return cpu::load(p); }
+  template <int>
+  static F32 expand_at(const float* p) {
+    return fetch(p);
+  }
+};
+
+struct Bf16Loader : PlainLoader {
   using Element = uint16_t;
-  using Raw = F32;
-  static constexpr int kVectors = 1;
   static constexpr float kScale = 1.0f;
   static constexpr bool kAlwaysFinite = false;
   static F32 fetch(const uint16_t* p) {
@@ -55,15 +61,13 @@ struct Bf16Loader {
 #endif
   }
   template <int>
-  static F32 expand(F32 raw) {
-    return raw;
+  static F32 expand_at(const uint16_t* p) {
+    return fetch(p);
   }
 };
 
-struct F16Loader {
+struct F16Loader : PlainLoader {
   using Element = uint16_t;
-  using Raw = F32;
-  static constexpr int kVectors = 1;
   static constexpr float kScale = 1.0f;
   static constexpr bool kAlwaysFinite = false;
   static F32 fetch(const uint16_t* p) {
@@ -76,8 +80,8 @@ struct F16Loader {
 #endif
   }
   template <int>
-  static F32 expand(F32 raw) {
-    return raw;
+  static F32 expand_at(const uint16_t* p) {
+    return fetch(p);
   }
 };
 
@@ -95,12 +99,23 @@ struct Fp8Loader {
     std::memcpy(&codes, p, sizeof codes);
     return codes;
   }
+  /* Two of the vectors share an operation. */
   template <int kVector>
   static F32 expand(Raw codes) {
-    const I32 fields = I32{} + static_cast<int32_t>(0x87f00000);
     const I32 pair = reinterpret_cast<I32>(kVector < 2 ? (codes << 8) >> 4 : codes >> 4);
-    return reinterpret_cast<F32>((kVector % 2 == 0 ? pair << 16 : pair) & fields);
+    return reinterpret_cast<F32>((kVector % 2 == 0 ? pair << 16 : pair) & kFields);
   }
+  /* One vector of those at p, in the fewest operations and registers; volatile, so that no register keeps the codes. */
+  template <int kVector>
+  static F32 expand_at(const uint8_t* p) {
+    using Unaligned = int32_t __attribute__((vector_size(sizeof(F32)), aligned(1), may_alias));
+    constexpr int kColumn = kVector == 1 ? 2 : kVector == 2 ? 1 : kVector;
+    const I32 codes = *reinterpret_cast<const volatile Unaligned*>(p);
+    return reinterpret_cast<F32>((codes << (24 - 8 * kColumn)) >> 4 & kFields);
+  }
+
+ private:
+  static constexpr int32_t kFields = static_cast<int32_t>(0x87f00000);
 };
 
 GLM_CPU_END

@@ -67,7 +67,7 @@ def test_every_format_and_batch_size(
     ],
 )
 def test_shapes_that_no_tile_divides(device: Device, rng: np.random.Generator, fmt: Format, n: int, k: int) -> None:
-    for rows in (1, 3, 6):
+    for rows in (1, 3, 6, 11):
         x = random_activations(rng, fmt, rows, k, F32)
         parts = [random_weights(rng, fmt, n, k, gap=rows)]
         assert_close(run(device, x, parts, F32), expected(x, parts), 1e-5)
@@ -110,7 +110,7 @@ def test_bits_hold_past_a_panel_of_rows(device: Device, rng: np.random.Generator
 
 
 @pytest.mark.parametrize("fmt", FP8_FORMATS, ids=lambda fmt: fmt.name.lower())
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 6, 11])
 def test_every_fp8_weight_code_counts_exactly(device: Device, rng: np.random.Generator, fmt: Format, rows: int) -> None:
     codes = np.array([c for c in range(256) if c & 0x7F != 0x7F], np.uint8)
     weights = random_weights(rng, fmt, codes.size, 40)
