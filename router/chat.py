@@ -61,24 +61,21 @@ def _is_single(request: inference_pb2.ChatRequest) -> bool:
 async def _constraint(
     request: inference_pb2.ChatRequest, model: TextModel, prompt: Prompt
 ) -> engine_pb2.Constraint | None:
-    calls = None
-    if _may_call(request):
-        if model.answers.tools is None:
-            raise UnsupportedError("tools: how the served checkpoint's chat template writes tool calls is not known")
-        calls = await tool_call_constraint(
-            request.tools,
-            request.tool_choice,
-            parallel=not _is_single(request),
-            style=model.answers.tools,
-        )
+    made = None
     if request.HasField("constraint"):
         await check_constraint("constraint", request.constraint)
-        if _may_call(request):
-            raise UnsupportedError("constraint: not together with tools that may be called; set TOOL_MODE_NONE")
-        calls = engine_constraint(request.constraint, None)
-    if calls is not None and prompt.in_reasoning:
-        calls.begin_after_token_id = _end_of_reasoning(model)
-    return calls
+        made = engine_constraint(request.constraint, None)
+    if _may_call(request):
+        style = model.answers.tools
+        if style is None:
+            raise UnsupportedError("tools: how the served checkpoint's chat template writes tool calls is not known")
+        parallel = not _is_single(request)
+        made = await tool_call_constraint(
+            request.tools, request.tool_choice, parallel=parallel, style=style, content=made
+        )
+    if made is not None and prompt.in_reasoning:
+        made.begin_after_token_id = _end_of_reasoning(model)
+    return made
 
 
 def _end_of_reasoning(model: TextModel) -> int:

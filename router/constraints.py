@@ -19,9 +19,9 @@ from llguidance import LLMatcher, LLParserLimits
 from glmserve.engine.v1 import engine_pb2
 from glmserve.inference.v1 import inference_pb2
 from glmserve.service.status import InvalidArgumentError
-from router.errors import echo
+from router.errors import UnsupportedError, echo
 from router.text.tool_calls import ToolStyle
-from router.tool_grammar import ToolRules, answer_grammar, tool_rules
+from router.tool_grammar import ToolRules, answer_grammar, content_rule, tool_rules
 
 MAX_CONSTRAINT_BYTES = 1 << 16
 MAX_CHOICES = 1024
@@ -68,16 +68,17 @@ async def tool_call_constraint(
     *,
     parallel: bool,
     style: ToolStyle,
-    begin_after_token_id: int | None = None,
+    content: engine_pb2.Constraint | None = None,
 ) -> engine_pb2.Constraint | None:
     """What an answer with these tools must look like; None if any text will do.
 
     A named tool or TOOL_MODE_REQUIRED forces calls. Left to the model an answer is text, then calls, and constrained
-    if a tool is strict or only one call may be made. Raises InvalidArgumentError: of `tools`, or `tool_choice`.
+    if a tool is strict or only one call may be made; or `content`, if given, instead of calls. Raises
+    InvalidArgumentError: of `tools`, or `tool_choice`. Raises UnsupportedError: `content` is a grammar.
     """
     forced = bool(choice.name) or choice.mode == inference_pb2.TOOL_MODE_REQUIRED
     if not forced:
-        free = parallel and not any(tool.strict for tool in tools)
+        free = content is None and parallel and not any(tool.strict for tool in tools)
         if not tools or free or choice.mode == inference_pb2.TOOL_MODE_NONE:
             return None
     chosen = [(index, tool) for index, tool in enumerate(tools) if choice.name in ("", tool.name)]
@@ -85,9 +86,18 @@ async def tool_call_constraint(
         given = f"no tool {choice.name!r} is given" if choice.name else "a call is required, but no tools are given"
         raise InvalidArgumentError("tool_choice", given)
     rules = [await _tool_rules(index, tool, style, typed=forced or tool.strict) for index, tool in chosen]
-    lark = answer_grammar(rules, style, forced=forced, parallel=parallel and not choice.name)
+    several = parallel and not choice.name
+    rule = None if forced or content is None else _content_rule(content)
+    lark = answer_grammar(rules, style, forced=forced, parallel=several, content=rule)
     _check_size("tools", lark, MAX_TOOLS_BYTES)
-    return engine_pb2.Constraint(lark=lark, begin_after_token_id=begin_after_token_id)
+    return engine_pb2.Constraint(lark=lark)
+
+
+def _content_rule(content: engine_pb2.Constraint) -> str:
+    kind = content.WhichOneof("kind") or ""
+    if kind == "lark":
+        raise UnsupportedError("constraint.grammar: not together with tools that may be called; set TOOL_MODE_NONE")
+    return content_rule(kind, getattr(content, kind))
 
 
 async def _tool_rules(index: int, tool: inference_pb2.Tool, style: ToolStyle, *, typed: bool) -> ToolRules:

@@ -38,17 +38,24 @@ class ToolRules:
     rules: tuple[str, ...]
 
 
-def answer_grammar(tools: Sequence[ToolRules], style: ToolStyle, *, forced: bool, parallel: bool) -> str:
-    """Calls of `tools`: one or, if `parallel`, more. Unless `forced`, text may come before them or instead of them."""
+def answer_grammar(
+    tools: Sequence[ToolRules], style: ToolStyle, *, forced: bool, parallel: bool, content: str | None = None
+) -> str:
+    """Calls of `tools`: one or, if `parallel`, more. Unless `forced`, text may come before them or instead of them.
+
+    `content`: what must then stand instead of them, of `content_rule`; no text comes before calls.
+    """
     calls = "head body" + (" more*" if parallel else "")
     opening = _tag(style, TOOL_CALL)
     lines = [
-        f"start: {calls}" if forced else f"start: TEXT | {calls}",
+        f"start: {calls}" if forced else f"start: {'TEXT' if content is None else 'content'} | {calls}",
         f"body: {' | '.join(tool.start for tool in tools)}",
         f"TEXT: {_without(TOOL_CALL)}",
         "BREAK: /\\n{1,2}/",
     ]
-    if forced:
+    if content is not None:
+        lines.append(f"content: {content}")
+    if forced or content is not None:
         lines.append(f"head: BREAK? {opening}")
     elif TOOL_CALL in style.tag_ids:
         lines.append(f"head: TEXT {opening}")
@@ -57,6 +64,14 @@ def answer_grammar(tools: Sequence[ToolRules], style: ToolStyle, *, forced: bool
     if parallel:
         lines.append(f"more: BREAK? {opening} body")
     return "\n".join((*lines, *(rule for tool in tools for rule in tool.rules))) + "\n"
+
+
+def content_rule(kind: str, text: str) -> str:
+    """The body of a rule for a whole content. `kind`: json_schema or regex."""
+    if kind == "regex":
+        return _regex(text)
+    schema = json.loads(text)
+    return _json({} if schema is True else schema)
 
 
 def tool_rules(index: int, name: str, schema: Mapping[str, Any] | None, style: ToolStyle) -> ToolRules:

@@ -18,6 +18,7 @@ from router.constraints import (
     engine_constraint,
     tool_call_constraint,
 )
+from router.errors import UnsupportedError
 from router.text.tool_calls import ToolStyle, ToolSyntax
 from tests.unit.constraint_tokens import TAG_IDS, verdict
 
@@ -237,3 +238,37 @@ async def test_wrong_tools_are_named(
     with pytest.raises(InvalidArgumentError) as caught:
         await tool_call_constraint(tools, choice, parallel=True, style=COMPACT)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("content", "good", "bad"),
+    [
+        (Output(json_schema='{"type": "object", "required": ["a"]}'), '{"a": 1}', '{"b": 1}'),
+        (Output(json_schema="true"), "[1]", "one"),
+        (Output(regex="a/b+|x"), "a/bb", "a/b x"),
+        (chosen("yes", "n.o"), "n.o", "nno"),
+    ],
+)
+@pytest.mark.parametrize("style", [COMPACT, SPELLED])
+def test_constrained_content_or_calls(style: ToolStyle, content: Output, good: str, bad: str) -> None:
+    tools, wanted = [tool("now"), tool("weather", WEATHER)], engine_constraint(content, None)
+    made = asyncio.run(tool_call_constraint(tools, AUTO, parallel=True, style=style, content=wanted))
+    assert made is not None
+    call = glm("weather", ("city", "Paris"), ("days", "x"))
+    spelled = style is SPELLED
+    for text, expected in ((good, "whole"), (call, "whole"), (call + call, "whole"), (f"{good[:1]} {call}", "refused")):
+        assert verdict(made, text, spelled=spelled) == expected, text
+    assert verdict(made, bad, spelled=spelled) != "whole"
+
+
+def test_a_grammar_is_not_combined_with_calls() -> None:
+    content = engine_pb2.Constraint(lark="start: /a/")
+    with pytest.raises(UnsupportedError, match=r"^constraint.grammar: "):
+        asyncio.run(tool_call_constraint([tool("now")], AUTO, parallel=True, style=COMPACT, content=content))
+
+
+def test_forced_calls_are_the_whole_answer_whatever_its_content_would_be() -> None:
+    content = engine_pb2.Constraint(json_schema="{}")
+    tools = [tool("now")]
+    made = asyncio.run(tool_call_constraint(tools, REQUIRED, parallel=True, style=COMPACT, content=content))
+    assert made == build(tools)

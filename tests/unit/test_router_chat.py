@@ -218,6 +218,17 @@ async def test_a_constraint_of_the_content(glm: Bench) -> None:
         assert constraint.HasField("begin_after_token_id") == thinking
 
 
+async def test_constrained_content_beside_tools(glm: Bench) -> None:
+    constraint = {"json_schema": '{"type": "object"}'}
+    await collect(glm.client.Chat(chat_request(USER, TOOLS, constraint=constraint)))
+    made = (await glm.worker.submits.get()).sampling.constraint
+    assert "%json" in made.lark
+    assert made.HasField("begin_after_token_id")
+    none = {"mode": "TOOL_MODE_NONE"}
+    await collect(glm.client.Chat(chat_request(USER, TOOLS, constraint=constraint, tool_choice=none)))
+    assert (await glm.worker.submits.get()).sampling.constraint.json_schema == constraint["json_schema"]
+
+
 @pytest.mark.parametrize(
     ("request_", "code", "text"),
     [
