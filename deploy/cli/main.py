@@ -19,6 +19,7 @@ from deploy.cli import (
     model,
     plan,
     plan_parity,
+    plan_place,
     plan_profile,
     probe,
     services,
@@ -61,6 +62,7 @@ app.add_typer(deploy.app, name="deploy")
 app.add_typer(model.app, name="model")
 plan.app.command()(plan_profile.profile)
 plan.app.command()(plan_parity.parity)
+plan.app.command()(plan_place.place)
 app.add_typer(plan.app, name="plan")
 
 

@@ -60,6 +60,14 @@ def read_placement(path: Path) -> ExpertPlacement:
     )
 
 
+def read_loads(path: Path) -> dict[int, list[int]]:
+    """Tokens of each expert, by layer, as `glm worker --expert-loads` keeps them. Raises ConfigError."""
+    loads = read_layers(path, _is_counts, "tokens of each expert")
+    if not loads:
+        raise ConfigError(f"{path}: no layers: a worker keeps such a file with --expert-loads")
+    return loads
+
+
 def read_layers(path: Path, suits: Any, expected: str) -> dict[int, Any]:
     """`layers` of a file {"version": 1, "layers": {"3": ...}}; `suits(value)` for each. Raises ConfigError."""
     try:
@@ -126,6 +134,10 @@ def _check_groups(layer: int, groups: Groups, experts: int, ep: int) -> None:
 
 def _error(message: str) -> ConfigError:
     return ConfigError(f"expert placement: {message}; make one with `glm plan place --ep N`")
+
+
+def _is_counts(value: object) -> bool:
+    return isinstance(value, list) and len(value) > 0 and all(type(count) is int and count >= 0 for count in value)
 
 
 def _is_groups(value: object) -> bool:

@@ -14,7 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine_worker.models import build_model
 from engine_worker.models.layout import ONE_RANK, Parallelism
+from engine_worker.models.placement import ExpertPlacement
 from engine_worker.runtime.records import Sampling
 from tests.golden.cases import CASES
 from tests.golden.dequantized import dequantize
@@ -164,3 +166,23 @@ def test_narrow_cache_on_ranks() -> None:
     with open_session(BY_NAME[name].directory, "fp8", parallelism=Parallelism(8, 8)) as session:
         error = relative_error(session.decode(tokens_of(name)), one)
     assert np.median(error) <= TOLERANCE["f32"]  # a key near the middle of two codes may take the other
+
+
+@pytest.mark.parametrize("name", ["f32_8_kv_heads", "fp8_block_wide"])
+def test_a_placement_does_not_change_one_ranks_bits(name: str) -> None:
+    np.testing.assert_array_equal(decoded(name, Parallelism(placement=shuffled(name, 1))), decoded(name))
+
+
+@pytest.mark.parametrize(("tp", "ep"), [(2, 2), (4, 2), (4, 4)])
+def test_a_placement_changes_the_rounding_of_sums_only(tp: int, ep: int) -> None:
+    name = "f32_8_kv_heads"
+    error = relative_error(decoded(name, Parallelism(tp, ep, placement=shuffled(name, ep))), decoded(name))
+    assert error.max() <= TOLERANCE["f32"]
+
+
+def shuffled(name: str, ep: int) -> ExpertPlacement:
+    c = build_model(BY_NAME[name].directory).config
+    rng = np.random.default_rng(ep)
+    layers = range(c.first_k_dense_replace, c.num_hidden_layers)
+    orders = {layer: rng.permutation(c.n_routed_experts).reshape(ep, -1).tolist() for layer in layers}
+    return ExpertPlacement({layer: tuple(map(tuple, groups)) for layer, groups in orders.items()})
