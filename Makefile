@@ -15,7 +15,7 @@ CUDA_PACKAGES := nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm=
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: audit fuzz hostile soak build cuda toolchains release run serve test lint format bench bench-serving sanitize proto-baseline clean
+.PHONY: audit bench-peers fuzz hostile soak build cuda toolchains release run serve test lint format bench bench-serving sanitize proto-baseline clean
 
 build/venv.stamp: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("glmserve needs Python 3.11 or newer: make PYTHON=...")'
@@ -92,6 +92,10 @@ fuzz: build
 # 20,000 short requests with random cancels; says what memory they cost.
 soak: build
 	python -m tests.chaos.soak
+
+# This engine and llama.cpp in turns. The first time it builds llama.cpp, which takes some ten minutes of one core.
+bench-peers: build
+	python -m tests.bench.peers --plot
 
 # What serving costs on this machine: the router alone, load beyond capacity, and workers and routers that die.
 bench-serving: build

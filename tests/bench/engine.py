@@ -106,12 +106,12 @@ def _request(number: int, prompt: Sequence[int], max_tokens: int) -> Request:
 
 
 @contextmanager
-def loaded(model_dir: Path, synthetic_seed: int | None = None) -> Iterator[tuple[Bench, float]]:
+def loaded(model_dir: Path, synthetic_seed: int | None = None, threads: int = 0) -> Iterator[tuple[Bench, float]]:
     """The bench and the seconds from the checkpoint's directory to an engine that can step.
 
-    With `synthetic_seed` the weights are made up.
+    With `synthetic_seed` the weights are made up. threads: 0 for one on each core.
     """
-    config = WorkerConfig(model=model_dir, max_running=16, step_tokens=512, max_context=2048)
+    config = WorkerConfig(model=model_dir, threads=threads, max_running=16, step_tokens=512, max_context=2048)
     start = time.perf_counter()
     model = build_model(config.model, config.kv_dtype, synthetic_seed=synthetic_seed)
     sizes = plan_sizes(config, model.config.max_position_embeddings, model.mixed.kv)
