@@ -86,6 +86,7 @@ const glm_kernels kKernels = {
     .all_reduce = all_reduce,
     .gather_rows = gather_rows,
     .sample = sample,
+    .group_progress = nullptr,
 };
 
 }  // namespace

@@ -40,9 +40,10 @@ __device__ bool all_have_come(const Peers& peers, const uint64_t* tensors) {
 template <typename Act>
 __global__ void __launch_bounds__(kThreads)
     all_reduce_in_place_kernel(const __grid_constant__ Peers peers, glm_tensor x, int32_t rows) {
-  __shared__ uint64_t tensors[1][GLM_MAX_RANKS];
+  __shared__ uint64_t tensors[1][kMaxPeers];
   begin_kernel();
   Lane lane(peers, static_cast<int>(blockIdx.x));
+  if (blockIdx.x == 0 && threadIdx.x == 0) count_exchange(peers);
   /* What kernels before this one wrote is there for the others once they have the address. */
   __threadfence_system();
   lane.gather({reinterpret_cast<uint64_t>(x.data)}, tensors);

@@ -9,6 +9,10 @@
 #include "glm/kernels.h"
 #include "peers.h"
 
+namespace glm::cuda {
+struct Nccl;
+}
+
 /* One GPU and its one stream. `last_error` holds the text of the calling thread's last failed CUDA call. */
 struct glm_device {
   int ordinal = 0;
@@ -20,6 +24,9 @@ struct glm_device {
   std::byte* workspace = nullptr;
   size_t workspace_bytes = 0;
   glm::cuda::Peers peers; /* of its group */
+  /* Where GPUs do not reach each other's memory: else NULL. */
+  const glm::cuda::Nccl* nccl = nullptr;
+  void* communicator = nullptr;
 };
 
 namespace glm::cuda {

@@ -77,6 +77,7 @@ GLM_EXPORT glm_status glm_cuda_synchronize(glm_device* device) {
 }
 
 GLM_EXPORT glm_status glm_cuda_graph_begin(glm_device* device) {
+  if (glm_status status = enter(device); status != GLM_OK) return status;
   return check(device, cudaStreamBeginCapture(device->stream, cudaStreamCaptureModeThreadLocal),
                "cudaStreamBeginCapture");
 }
@@ -104,10 +105,15 @@ GLM_EXPORT glm_status glm_cuda_graph_free(glm_device* device, glm_graph* graph) 
   return status;
 }
 
+GLM_EXPORT void* glm_cuda_stream(glm_device* device) {
+  return device->stream;
+}
+
 GLM_EXPORT glm_status glm_cuda_graph_time(glm_device* device, glm_graph* graph, int replays, float* milliseconds) {
   cudaEvent_t begin = nullptr;
   cudaEvent_t end = nullptr;
-  glm_status status = check(device, cudaEventCreate(&begin), "cudaEventCreate");
+  glm_status status = enter(device);
+  if (status == GLM_OK) status = check(device, cudaEventCreate(&begin), "cudaEventCreate");
   if (status == GLM_OK) status = check(device, cudaEventCreate(&end), "cudaEventCreate");
   if (status == GLM_OK) status = check(device, cudaEventRecord(begin, device->stream), "cudaEventRecord");
   for (int i = 0; i < replays && status == GLM_OK; ++i) status = glm_cuda_graph_launch(device, graph);

@@ -46,8 +46,14 @@ glm_status glm_cuda_read(glm_device* device, void* data, size_t bytes);
 /* Milliseconds that `replays` launches of the graph take, measured by events around them. */
 glm_status glm_cuda_graph_time(glm_device* device, glm_graph* graph, int replays, float* milliseconds);
 
+/* The device's stream, a cudaStream_t: for what other libraries' functions are measured in. */
+void* glm_cuda_stream(glm_device* device);
+
 /* A ReducePath (collective.h) that sums over ranks take from now on where the message allows it; 0: by size. */
 void glm_cuda_set_reduce_path(int32_t path);
+
+/* 1: groups made from now on are those of a machine whose GPUs do not reach each other's memory. */
+void glm_cuda_pretend_no_peers(int32_t pretends);
 
 #ifdef __cplusplus
 }

@@ -21,6 +21,8 @@ glm_status all_reduce(glm_device* device, const glm_all_reduce_args* args);
 glm_status gather_rows(glm_device* device, const glm_gather_rows_args* args);
 glm_status sample(glm_device* device, const glm_sample_args* args);
 
+size_t rms_norm_workspace(const glm_device* device, const glm_rms_norm_args* args);
+size_t all_reduce_workspace(const glm_device* device, const glm_all_reduce_args* args);
 size_t paged_attention_workspace(const glm_device* device, const glm_paged_attention_args* args);
 size_t moe_route_workspace(const glm_moe_route_args* args);
 size_t moe_gate_up_workspace(const glm_moe_gate_up_args* args);

@@ -24,6 +24,13 @@ __device__ __forceinline__ void store_shared_with_peers(uint4* to, uint4 value) 
                : "memory");
 }
 
+/* By one thread of a kernel that is an exchange. Nobody waits for it. */
+__device__ __forceinline__ void count_exchange(const Peers& peers) {
+  auto* const header = reinterpret_cast<ExchangeHeader*>(peers.blocks[peers.rank]);
+  const uint64_t begun = ++header->begun;
+  *static_cast<volatile uint64_t*>(peers.begun) = begun;
+}
+
 /* One thread's: waits for others end with an abort. The flag is host memory, so it is looked at seldom. */
 class Patience {
  public:
@@ -53,9 +60,9 @@ class Patience {
 class Lane {
  public:
   __device__ Lane(const Peers& peers, int lane)
-      : peers_(peers), patience_(peers), lane_(lane), epoch_(alone() ? 0 : header()->lane_epochs[lane]) {}
+      : peers_(peers), patience_(peers), lane_(lane), epoch_(header()->lane_epochs[lane]) {}
 
-  __device__ bool alone() const { return peers_.num_ranks == 1; }
+  static __device__ constexpr bool alone() { return false; }
 
   __device__ int num_ranks() const { return peers_.num_ranks; }
   __device__ int rank() const { return peers_.rank; }
@@ -63,7 +70,7 @@ class Lane {
 
   /* By all threads of the block. all[i][rank] = mine[i] of every rank, in shared memory, after the call. A rank that is lost has 0. */
   template <int N>
-  __device__ void gather(const uint64_t (&mine)[N], uint64_t (*all)[GLM_MAX_RANKS]) {
+  __device__ void gather(const uint64_t (&mine)[N], uint64_t (*all)[kMaxPeers]) {
     begin();
     const int peer = static_cast<int>(threadIdx.x);
     if (peer < peers_.num_ranks) {
@@ -90,7 +97,7 @@ class Lane {
 
   /* By all threads, after the last exchange. */
   __device__ void close() {
-    if (threadIdx.x == 0 && !alone()) header()->lane_epochs[lane_] = epoch_;
+    if (threadIdx.x == 0) header()->lane_epochs[lane_] = epoch_;
   }
 
  private:
@@ -126,6 +133,19 @@ class Lane {
   Patience patience_;
   int lane_;
   uint32_t epoch_;
+};
+
+/* The lane of a rank that has nobody to exchange words with. */
+struct NoLane {
+  static __device__ constexpr bool alone() { return true; }
+  static __device__ constexpr bool lost() { return false; }
+  static __device__ constexpr int num_ranks() { return 1; }
+  static __device__ constexpr int rank() { return 0; }
+  template <int N>
+  __device__ void gather(const uint64_t (&)[N], uint64_t (*)[kMaxPeers]) {}
+  template <typename Visit>
+  __device__ void each(uint64_t, Visit&&) {}
+  __device__ void close() {}
 };
 
 }  // namespace glm::cuda

@@ -11,12 +11,14 @@
 
 namespace glm::cuda {
 
+constexpr int kMaxPeers = 32;                     /* ranks of a group */
 constexpr int kLanes = 256;                       /* blocks of a kernel that exchange words at once */
 constexpr int kLaneWords = 1024;                  /* of one block: a thread each */
 constexpr size_t kMessageBytes = size_t{2} << 20; /* of one rank, in one operation */
 
 /* Of this rank alone. */
 struct ExchangeHeader {
+  uint64_t begun;               /* exchanges of any kind */
   uint32_t epoch;               /* operations that have exchanged rows */
   uint32_t arrived;             /* blocks of the running one that have read `epoch` */
   uint32_t lane_epochs[kLanes]; /* exchanges of each lane */
@@ -45,9 +47,10 @@ struct ExchangeLayout {
 /* A rank's view of its group; a kernel's parameter. */
 struct Peers {
   int32_t rank = 0;
-  int32_t num_ranks = 1;                 /* 1: alone */
-  const uint32_t* aborted = nullptr;     /* the host's: not 0 once nobody is to wait any more */
-  std::byte* blocks[GLM_MAX_RANKS] = {}; /* of each rank */
+  int32_t num_ranks = 1;             /* 1: alone */
+  uint64_t* begun = nullptr;         /* the host's: exchanges that this rank has begun */
+  const uint32_t* aborted = nullptr; /* the host's: not 0 once nobody is to wait any more */
+  std::byte* blocks[kMaxPeers] = {}; /* of each rank */
 };
 
 }  // namespace glm::cuda

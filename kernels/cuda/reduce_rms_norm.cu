@@ -10,7 +10,8 @@ namespace {
 
 /* residual += the sum of all ranks' delta, rounded to act; that goes to the shared row. Returns this thread's sum of squares. */
 template <typename Act>
-__device__ float add_sum(PeerRows<Act>& exchange, Act* residual, const Act* delta, int32_t cols, float* row) {
+__device__ float add_sum(const Peers& peers, PeerRows<Act>& exchange, Act* residual, const Act* delta, int32_t cols,
+                         float* row) {
   const int64_t index = blockIdx.x;
   float sum[kPack];
   for_each_pack(cols, [&](int32_t first) {
@@ -18,6 +19,7 @@ __device__ float add_sum(PeerRows<Act>& exchange, Act* residual, const Act* delt
     load_pack(delta, first, cols, sum);
     exchange.send(index, first, sum);
   });
+  if (index == 0 && threadIdx.x == 0) count_exchange(peers);
   float squares = 0.0f;
   for_each_pack(cols, [&](int32_t first) {
     if (first >= cols) return;
@@ -50,7 +52,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
   begin_kernel();
   const int64_t index = blockIdx.x;
   PeerRows<Act> exchange(peers, cols, two_shots);
-  const float squares = add_sum(exchange, row_of<Act>(residual, index), row_of<Act>(delta, index), cols, row);
+  const float squares = add_sum(peers, exchange, row_of<Act>(residual, index), row_of<Act>(delta, index), cols, row);
   const float inverse_rms = 1.0f / sqrtf(block_sum(squares, sums) / static_cast<float>(cols) + eps);
   exchange.close();
   for_each_pack(cols, [&](int32_t first) {
@@ -66,13 +68,17 @@ __global__ void __launch_bounds__(kMaxRowThreads)
 
 }  // namespace
 
+size_t rms_norm_workspace(const glm_device* device, const glm_rms_norm_args* args) {
+  return args->reduce == 0 ? 0 : sum_workspace(device, args->delta, args->rows);
+}
+
 glm_status rms_norm(glm_device* device, const glm_rms_norm_args* args) {
   if (args->reduce == 0 || device->peers.num_ranks == 1 || args->rows == 0) return add_rms_norm(device, args);
   if (const glm_status status = check_group(device); status != GLM_OK) return status;
   const int32_t cols = args->residual.cols;
   const ReducePath path = reduce_path(device, args->delta.dtype, args->rows, cols);
-  if (path == ReducePath::kInPlace) {
-    const glm_status status = all_reduce_in_place(device, args->delta, args->rows);
+  if (path == ReducePath::kInPlace || path == ReducePath::kNccl) {
+    const glm_status status = sum_large(device, args->delta, args->rows, path);
     return status == GLM_OK ? add_rms_norm(device, args) : status;
   }
   const Grid grid{dim3(static_cast<unsigned>(args->rows)), row_threads(cols), shared_row_bytes(cols)};

@@ -1,10 +1,12 @@
-/* One sample's vocabulary, swept by a cluster of two blocks: order of tokens, sweeps, and reductions that do not depend on scheduling. */
+/* One sample's vocabulary, swept by a cluster of two blocks: order of tokens, sweeps, and reductions that do not depend on
+ * scheduling. Where ranks have other parts of the vocabulary, the cluster's first block exchanges words with theirs. */
 #ifndef GLM_CUDA_SAMPLE_ROW_CUH
 #define GLM_CUDA_SAMPLE_ROW_CUH
 
 #include <cooperative_groups.h>
 
 #include "kernel.cuh"
+#include "peers.cuh"
 
 namespace glm::cuda {
 
@@ -99,12 +101,17 @@ __device__ __forceinline__ void for_each_token(const SampleRow& row, F&& f) {
   });
 }
 
-/* One number of each block of a cluster. */
+constexpr int kMostWords = 2; /* that a rank tells the others at once */
+
+/* One number of each block of a cluster, and what ranks tell each other. */
 struct ClusterShared {
   uint64_t warps[kSampleWarps];
   float sums[kSampleWarps];
   uint64_t rank;
   float2 sum;
+  uint64_t words[kMostWords][kMaxPeers];
+  uint64_t agreed[kMostWords];
+  int lost; /* a rank did not answer */
 };
 
 __device__ __forceinline__ uint64_t block_max_rank(uint64_t rank, uint64_t* shared) {
@@ -118,6 +125,44 @@ __device__ __forceinline__ uint64_t block_max_rank(uint64_t rank, uint64_t* shar
   if (threadIdx.x % kWarp == 0) shared[threadIdx.x / kWarp] = rank;
   __syncthreads();
   return warp_best(shared[threadIdx.x % kWarp]);
+}
+
+/* merge(words of all ranks, result) by one thread, from the words that are the same in all threads of a rank's cluster; they get the
+ * result. */
+template <int N, typename Merge, typename AnyLane>
+__device__ void merge_ranks(uint64_t (&words)[N], AnyLane& lane, ClusterShared& shared, Merge&& merge) {
+  if (lane.alone()) return;
+  auto cluster = cooperative_groups::this_cluster();
+  if (cluster.block_rank() == 0) {
+    lane.gather(words, shared.words);
+    if (lane.lost()) shared.lost = 1;
+    if (threadIdx.x == 0) merge(shared.words, shared.agreed);
+  }
+  cluster.sync();
+  const uint64_t* agreed = cluster.map_shared_rank(shared.agreed, 0);
+#pragma unroll
+  for (int i = 0; i < N; ++i) words[i] = agreed[i];
+  cluster.sync();
+}
+
+/* The largest first word of a rank, and that rank's other words. */
+template <int N, typename AnyLane>
+__device__ void largest_of_ranks(uint64_t (&words)[N], AnyLane& lane, ClusterShared& shared) {
+  merge_ranks(words, lane, shared, [&](const uint64_t (*all)[kMaxPeers], uint64_t* agreed) {
+    int best = 0;
+    for (int peer = 1; peer < lane.num_ranks(); ++peer) best = all[0][peer] > all[0][best] ? peer : best;
+    for (int i = 0; i < N; ++i) agreed[i] = all[i][best];
+  });
+}
+
+/* Whether an exchange so far has failed, the same in all threads of the cluster: then its loops end. */
+template <typename AnyLane>
+__device__ __forceinline__ bool is_lost(const AnyLane& lane, const ClusterShared& shared) {
+  if (lane.alone()) return false;
+  auto cluster = cooperative_groups::this_cluster();
+  const bool lost = *cluster.map_shared_rank(&shared.lost, 0) != 0;
+  cluster.sync();
+  return lost;
 }
 
 __device__ __forceinline__ uint64_t cluster_max_rank(uint64_t rank, ClusterShared& shared) {
@@ -144,6 +189,22 @@ __device__ __forceinline__ float2 cluster_sum(float2 own, ClusterShared& shared)
   }
   cluster.sync();
   return total;
+}
+
+/* Over all ranks, in their order. */
+template <typename AnyLane>
+__device__ __forceinline__ float2 sum_of_ranks(float2 own, AnyLane& lane, ClusterShared& shared) {
+  uint64_t words[1] = {static_cast<uint64_t>(__float_as_uint(own.y)) << 32 | __float_as_uint(own.x)};
+  merge_ranks(words, lane, shared, [&](const uint64_t (*all)[kMaxPeers], uint64_t* agreed) {
+    float2 total = make_float2(0.0f, 0.0f);
+    for (int peer = 0; peer < lane.num_ranks(); ++peer) {
+      total.x += __uint_as_float(static_cast<uint32_t>(all[0][peer]));
+      total.y += __uint_as_float(static_cast<uint32_t>(all[0][peer] >> 32));
+    }
+    agreed[0] = static_cast<uint64_t>(__float_as_uint(total.y)) << 32 | __float_as_uint(total.x);
+  });
+  return make_float2(__uint_as_float(static_cast<uint32_t>(words[0])),
+                     __uint_as_float(static_cast<uint32_t>(words[0] >> 32)));
 }
 
 }  // namespace glm::cuda

@@ -9,6 +9,10 @@ namespace {
 
 size_t workspace_bytes(const glm_device* device, glm_op op, const void* args) {
   switch (op) {
+    case GLM_OP_RMS_NORM:
+      return rms_norm_workspace(device, static_cast<const glm_rms_norm_args*>(args));
+    case GLM_OP_ALL_REDUCE:
+      return all_reduce_workspace(device, static_cast<const glm_all_reduce_args*>(args));
     case GLM_OP_PAGED_ATTENTION:
       return paged_attention_workspace(device, static_cast<const glm_paged_attention_args*>(args));
     case GLM_OP_MOE_ROUTE:
@@ -70,6 +74,7 @@ constexpr glm_kernels kTable = {
     .all_reduce = all_reduce,
     .gather_rows = gather_rows,
     .sample = sample,
+    .group_progress = group_progress,
 };
 
 }  // namespace

@@ -17,15 +17,16 @@ Array = npt.NDArray[Any]
 class CudaBench:
     """One device. Memory lives as long as the process."""
 
-    def __init__(self) -> None:
+    def __init__(self, ordinal: int = 0) -> None:
         path = os.environ.get("GLM_KERNELS_CUDA") or kernel_table_path("cuda")
         self.library = ctypes.CDLL(str(path))
         self.library.glm_kernels_query.restype = ctypes.POINTER(abi.Kernels)
         self.library.glm_cuda_last_error.restype = ctypes.c_char_p
+        self.library.glm_cuda_stream.restype = ctypes.c_void_p
         self.kernels = self.library.glm_kernels_query(abi.VERSION).contents
         self.handle = ctypes.c_void_p()
         error = ctypes.create_string_buffer(512)
-        options = abi.DeviceOptions(0, 0)
+        options = abi.DeviceOptions(ordinal, 0)
         if self.kernels.device_open(options, ctypes.byref(self.handle), error, len(error)) != abi.Status.OK:
             raise SystemExit(error.value.decode())
         self._workspace = 0

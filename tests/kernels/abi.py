@@ -370,6 +370,7 @@ class Kernels(c.Structure):
         ("group_abort", _END),
         ("group_destroy", _END),
         *((op.name.lower(), _OP) for op in list(Op)[: Op.COUNT]),
+        ("group_progress", c.CFUNCTYPE(None, c.c_void_p, c.POINTER(c.c_uint64))),
     ]
 
 

@@ -41,6 +41,8 @@ std::atomic<int32_t> faulty_rank = kEveryRank;
 std::atomic<int32_t> hanging = 0;    // calls that hang now
 std::atomic<uint32_t> releases = 0;  // of calls that hang
 std::atomic<int32_t> open_devices = 0;
+std::array<std::atomic<uint64_t>, GLM_MAX_RANKS> exchanges_begun;
+int32_t group_ranks = 0;
 std::atomic<glm_status> open_status = GLM_OK;
 std::atomic<uint32_t> spoken_version = GLM_KERNELS_VERSION;
 std::atomic<size_t> workspace_wanted = 0;
@@ -92,11 +94,16 @@ glm_status rms_norm(glm_device* device, const glm_rms_norm_args* args) {
 
 glm_status group_create(glm_device* const* devices, int32_t num_ranks, glm_group** out, char*, size_t) {
   *out = new glm_group{glm::cpu::Rendezvous(num_ranks)};
+  group_ranks = num_ranks;
   for (int32_t rank = 0; rank < num_ranks; ++rank) {
     devices[rank]->group = *out;
     devices[rank]->rank = rank;
   }
   return GLM_OK;
+}
+
+void group_progress(glm_group*, uint64_t* begun) {
+  std::copy_n(exchanges_begun.begin(), group_ranks, begun);
 }
 
 void group_abort(glm_group* group) {
@@ -211,7 +218,8 @@ glm_kernels full_table() {
           .moe_down = count<GLM_OP_MOE_DOWN>,
           .all_reduce = all_reduce,
           .gather_rows = count<GLM_OP_GATHER_ROWS>,
-          .sample = sample};
+          .sample = sample,
+          .group_progress = nullptr};
 }
 
 }  // namespace
@@ -258,6 +266,12 @@ GLM_EXPORT void glm_fault_wait_hanging(int32_t calls) {
 }
 GLM_EXPORT void glm_fault_remove_groups() {
   table.group_create = nullptr;
+}
+
+// Ranks' devices run behind the calls: this one has begun so many exchanges.
+GLM_EXPORT void glm_fault_set_begun(int32_t rank, uint64_t exchanges) {
+  exchanges_begun[static_cast<size_t>(rank)] = exchanges;
+  table.group_progress = group_progress;
 }
 
 GLM_EXPORT void glm_fault_fail_open(int32_t status) {

@@ -48,6 +48,10 @@ class FaultTable:
         """Until so many calls hang."""
         self._dll.glm_fault_wait_hanging(calls)
 
+    def set_begun(self, rank: int, exchanges: int) -> None:
+        """Devices run behind the calls: this rank's has begun so many exchanges."""
+        self._dll.glm_fault_set_begun(rank, ctypes.c_uint64(exchanges))
+
     def remove_groups(self) -> None:
         self._dll.glm_fault_remove_groups()
 

@@ -130,6 +130,28 @@ def test_a_rank_that_hangs_is_named_and_given_up(engine: Engine, faults: FaultTa
         engine.info()
 
 
+def test_a_device_that_hangs_is_named(engine: Engine, faults: FaultTable) -> None:
+    """The host has handed over all of the steps; what the devices have begun says where they are."""
+    exchanges = ["all_reduce reduce", "sample sample"]
+    for rank in range(3):
+        faults.set_begun(rank, 0)
+    bind(engine, 0)
+    engine.submit(batch((0, 0, [1]), updates=[(0, 0, 0)]))
+    engine.submit(batch((0, 1, [1])))
+    while faults.calls(Op.SAMPLE) < 3 * 2 or "in op" in engine.progress().where:
+        pass
+    places = [f"op {name} of step {number}" for number in range(2) for name in exchanges]
+    for begun, place in enumerate(places):
+        faults.set_begun(1, begun)
+        faults.set_begun(0, begun + 1)
+        faults.set_begun(2, begun + 1)
+        behind = f"past {places[begun - 1]}" if begun else f"before {place}"
+        assert engine.progress().where == f"rank 1 {behind}; rank 0 in {place}, rank 2 in {place}"
+    engine.collect()
+    engine.collect()
+    assert engine.progress().where == ""
+
+
 def test_progress_counts_the_ops_of_all_ranks(engine: Engine) -> None:
     bind(engine, 0)
     before = engine.progress()

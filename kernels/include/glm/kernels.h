@@ -127,6 +127,10 @@ typedef struct glm_kernels {
   glm_status (*all_reduce)(glm_device*, const glm_all_reduce_args*);
   glm_status (*gather_rows)(glm_device*, const glm_gather_rows_args*);
   glm_status (*sample)(glm_device*, const glm_sample_args*);
+
+  /* From any thread: how many exchanges each rank's stream has begun since the group was made, [num_ranks]. NULL in a
+   * table whose operations have ended when they return. */
+  void (*group_progress)(glm_group* group, uint64_t* begun);
 } glm_kernels;
 
 /* The table, or NULL if this object does not speak `version`. */

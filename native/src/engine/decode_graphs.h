@@ -17,6 +17,7 @@ class DecodeGraphs {
   DecodeGraphs(const Device& device, Executor& decode, glm_step_inputs& step, int32_t max_rows);
 
   // The smallest bucket that holds `rows`, 1 to max_rows.
+  size_t size() const { return graphs_.size(); }
   int32_t bucket(int32_t rows) const;
   // `rows` is a bucket.
   void launch(int32_t rows) const;

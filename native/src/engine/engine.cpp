@@ -165,7 +165,9 @@ void Engine::record_decode() {
   padding.block.page_updates[0] = {.slot = limits_.max_slots, .index = 0, .page = limits_.num_pages};
   padding.num_page_updates = 1;
   send_inputs(padding);
-  graphs_.emplace(*device_, executors_[GLM_PLAN_DECODE], resources_.state.step, limits_.max_decode_rows());
+  Executor& decode = executors_[GLM_PLAN_DECODE];
+  graphs_.emplace(*device_, decode, resources_.state.step, limits_.max_decode_rows());
+  exchange_log_.skip(graphs_->size() * decode.exchanges(true).size());
 }
 
 Engine::~Engine() {
@@ -186,6 +188,10 @@ void Engine::stop() {
 void Engine::throw_if_failed() const {
   const std::lock_guard lock(mutex_);
   if (failed_) throw *failed_;
+}
+
+std::string Engine::device_place(uint64_t exchanges_begun, bool waits) const {
+  return finished_ > collected_ ? exchange_log_.place(exchanges_begun, waits) : "";
 }
 
 glm_engine_info Engine::info() const {
@@ -356,6 +362,7 @@ void Engine::send_inputs(const Staging& step) {
 
 void Engine::run_plan(const Staging& step) {
   const glm_step_inputs& from = step.block.step;
+  exchange_log_.add(finished_, executors_[static_cast<size_t>(step.plan)], from.num_rows, from.num_samples);
   if (graphs_ && step.plan == GLM_PLAN_DECODE && from.num_rows > 0) {
     graphs_->launch(from.num_rows);
     return;

@@ -16,6 +16,7 @@
 
 #include "engine/bindings.h"
 #include "engine/decode_graphs.h"
+#include "engine/exchange_log.h"
 #include "engine/slots.h"
 #include "engine/staging.h"
 #include "engine/step_block.h"
@@ -58,6 +59,8 @@ class Engine {
 
   // Where the engine's thread is, for other threads.
   const OpMark& mark() const { return mark_; }
+  // Where the device is in the steps that it has been given, once it has begun so many exchanges; empty between steps.
+  std::string device_place(uint64_t exchanges_begun, bool waits) const;
   uint64_t steps_handed_over() const { return finished_; }
 
   glm_engine_info info() const;
@@ -115,6 +118,7 @@ class Engine {
   Resources resources_;
   OpMark mark_;
   std::vector<Executor> executors_;  // by glm_plan_kind
+  ExchangeLog exchange_log_;
   StepBlock device_block_{};
   // One more than in flight: the result that the caller still reads stays as it is.
   std::vector<Staging> staging_;
@@ -124,8 +128,8 @@ class Engine {
 
   // The caller's thread only.
   uint64_t submitted_ = 0;
-  uint64_t collected_ = 0;
-  bool lost_ = false;  // the device failed in a step that it had been given whole
+  std::atomic<uint64_t> collected_ = 0;  // read by other threads too
+  bool lost_ = false;                    // the device failed in a step that it had been given whole
 
   std::mutex stream_mutex_;             // the device's stream takes calls of one thread at a time
   std::atomic<uint64_t> finished_ = 0;  // steps of which the device has all

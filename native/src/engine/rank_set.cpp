@@ -190,15 +190,23 @@ glm_engine_progress RankSet::progress() const {
   glm_engine_progress progress{};
   std::string busy;
   std::string waiting;
+  const auto tell = [&](bool waits, size_t rank, const std::string& where) {
+    std::string& list = waits ? waiting : busy;
+    list += text(list.empty() ? "" : ", ", engines_.size() > 1 ? text("rank ", rank, " ") : "", where);
+  };
+  const std::vector<uint64_t> begun = group_.progress();
+  const uint64_t most = begun.empty() ? 0 : *std::ranges::max_element(begun);
   for (size_t rank = 0; rank < engines_.size(); ++rank) {
-    const OpMark& mark = engines_[rank]->mark();
-    progress.calls += mark.calls.load();
-    const BoundOp* op = mark.op.load();
-    if (op == nullptr) continue;
-    // An exchange waits for the others; so whoever is in another op comes first.
-    std::string& list = is_exchange(*op) ? waiting : busy;
-    list += text(list.empty() ? "" : ", ", engines_.size() > 1 ? text("rank ", rank, " in ") : std::string("in "),
-                 describe(*op), " of step ", engines_[rank]->steps_handed_over());
+    const Engine& engine = *engines_[rank];
+    progress.calls += engine.mark().calls.load();
+    // An exchange waits for the others; so whoever is in another op, or behind, comes first.
+    if (const BoundOp* op = engine.mark().op.load(); op != nullptr) {
+      tell(is_exchange(*op), rank, text("in ", describe(*op), " of step ", engine.steps_handed_over()));
+    } else if (!begun.empty()) {
+      progress.calls += begun[rank];
+      const bool waits = begun[rank] == most;
+      if (const std::string place = engine.device_place(begun[rank], waits); !place.empty()) tell(waits, rank, place);
+    }
   }
   const std::string where = busy + (busy.empty() || waiting.empty() ? "" : "; ") + waiting;
   std::strncpy(progress.where, where.c_str(), sizeof(progress.where) - 1);

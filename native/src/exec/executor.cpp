@@ -47,6 +47,14 @@ size_t Executor::workspace_bytes() const {
   return bytes;
 }
 
+std::vector<const BoundOp*> Executor::exchanges(bool samples) const {
+  std::vector<const BoundOp*> found;
+  for (const BoundOp& op : ops_) {
+    if (is_exchange(op) && (samples || !op.by_samples)) found.push_back(&op);
+  }
+  return found;
+}
+
 void Executor::run(int32_t num_rows, int32_t num_samples) {
   for (BoundOp& op : ops_) run_op(op, num_rows, num_samples);
 }

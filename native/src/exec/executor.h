@@ -36,6 +36,8 @@ class Executor {
   void run(int32_t num_rows, int32_t num_samples);
   // Those of `ops`, which are places in the plan.
   void run(std::span<const int32_t> ops, int32_t num_rows, int32_t num_samples);
+  // The ops in which ranks wait for each other, in order, of a step that samples rows or does not.
+  std::vector<const BoundOp*> exchanges(bool samples) const;
   int32_t num_ops() const { return static_cast<int32_t>(ops_.size()); }
 
  private:

@@ -1,0 +1,84 @@
+"""What only the CUDA table has: several ways for a sum to go, and graphs of exchanges."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.kernels import abi
+from tests.kernels.group import Group, open_group
+from tests.kernels.harness import Array, BoundTensor, Device, Table, assert_bits_equal, tensor
+
+BY_SIZE, ONE_SHOT, TWO_SHOTS, IN_PLACE = range(4)
+
+
+@pytest.fixture
+def cuda(table: Table) -> Iterator[Table]:
+    if table.name != "cuda":
+        pytest.skip("of the CUDA table only")
+    yield table
+    table.library.glm_cuda_set_reduce_path(BY_SIZE)
+
+
+def reduce_args(x: BoundTensor) -> abi.AllReduceArgs:
+    return abi.AllReduceArgs(rows=x.buffer.shape[0], x=x.struct)
+
+
+@pytest.mark.parametrize("path", [ONE_SHOT, TWO_SHOTS, IN_PLACE], ids=["one shot", "two shots", "in place"])
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize(("rows", "cols"), [(1, 8), (5, 31), (64, 5120), (200, 1100)])
+def test_every_path_gives_the_same_bits(
+    cuda: Table, rng: np.random.Generator, act: np.dtype[Any], num_ranks: int, rows: int, cols: int, path: int
+) -> None:
+    parts = [(10 * rng.standard_normal((rows, cols))).astype(act) for _ in range(num_ranks)]
+    total = parts[0].astype(np.float32)
+    for part in parts[1:]:
+        total = total + part.astype(np.float32)
+
+    def run(rank: int, device: Device) -> Array:
+        x = tensor(parts[rank], cols + 8)
+        device.run(abi.Op.ALL_REDUCE, reduce_args(x))
+        return x.read()
+
+    cuda.library.glm_cuda_set_reduce_path(path)
+    with open_group(cuda, num_ranks) as group:
+        for _ in range(3):  # both sets of slots, and the first again
+            for found in group.each(run):
+                assert_bits_equal(found, total.astype(act))
+
+
+def record(device: Device, tensors: list[BoundTensor]) -> ctypes.c_void_p:
+    graph = ctypes.c_void_p()
+    assert device.table.kernels.graph_begin(device.handle) == abi.Status.OK
+    for x in tensors:
+        assert device.call(abi.Op.ALL_REDUCE, reduce_args(x)) == abi.Status.OK
+    assert device.table.kernels.graph_end(device.handle, ctypes.byref(graph)) == abi.Status.OK
+    return graph
+
+
+def replay(group: Group, path: int, shape: tuple[int, int]) -> list[Array]:
+    """What x is after 5 replays of a graph of 3 sums of it."""
+
+    def run(_: int, device: Device) -> Array:
+        x = tensor(np.ones(shape, np.float32))
+        graph = record(device, [x, x, x])
+        for _ in range(5):
+            assert device.table.kernels.graph_launch(device.handle, graph) == abi.Status.OK
+        found = x.read()
+        device.table.kernels.graph_free(device.handle, graph)
+        return found
+
+    device = group.devices[0]
+    device.table.library.glm_cuda_set_reduce_path(path)
+    return group.each(run)
+
+
+@pytest.mark.parametrize("path", [ONE_SHOT, TWO_SHOTS, IN_PLACE], ids=["one shot", "two shots", "in place"])
+def test_graphs_of_sums_are_replayed(cuda: Table, path: int) -> None:
+    with open_group(cuda, 2) as group:
+        for found in replay(group, path, (3, 640)):
+            assert (found == 2.0**15).all()
