@@ -23,6 +23,10 @@ from router.errors import CheckpointError
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
+# What a template's own expressions may raise.
+_FAULTS = (TypeError, ValueError, LookupError, ArithmeticError, RecursionError)
+
+
 class TemplateRefusalError(ValueError):
     """The template refuses the conversation: its own words."""
 
@@ -81,7 +85,7 @@ class ChatTemplate:
                 **self._named_tokens,
                 **(options or {}),
             )
-        except (jinja2.TemplateError, TypeError, ValueError, RecursionError) as error:
+        except (jinja2.TemplateError, *_FAULTS) as error:
             raise TemplateRefusalError(str(error)) from None
 
 

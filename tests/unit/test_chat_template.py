@@ -114,6 +114,12 @@ def test_the_sandbox_holds(source: str) -> None:
         template.render([{"role": "user", "content": "x"}])
 
 
+@pytest.mark.parametrize("source", ["{{ 1 / 0 }}", "{{ '{x}'.format() }}", "{{ 'a'.nothing.more }}", "{{ 5 + 'a' }}"])
+def test_whatever_fails_in_a_template_is_a_refusal(source: str) -> None:
+    with pytest.raises(TemplateRefusalError):
+        ChatTemplate(source, {}).render([{"role": "user", "content": "x"}])
+
+
 @pytest.mark.parametrize("source", ["{% for %}", "{{ x", "{% generation %}"])
 def test_a_broken_template_stops_start_up(source: str) -> None:
     with pytest.raises(CheckpointError, match="chat template, line 1"):
