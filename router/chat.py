@@ -69,7 +69,9 @@ async def _constraint(
         style = model.answers.tools
         if style is None:
             raise UnsupportedError("tools: how the served checkpoint's chat template writes tool calls is not known")
-        parallel = not _is_single(request)
+        # The reader ends the answer after a single call: by itself that needs no mask.
+        free = made is None and not any(tool.strict for tool in request.tools)
+        parallel = free or not _is_single(request)
         made = await tool_call_constraint(
             request.tools, request.tool_choice, parallel=parallel, style=style, content=made
         )

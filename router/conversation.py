@@ -90,9 +90,11 @@ def _message(path: str, message: inference_pb2.ChatMessage, call_ids: set[str]) 
     if message.reasoning:
         plain["reasoning_content"] = message.reasoning
     if message.tool_calls:
+        own_ids: set[str] = set()
         plain["tool_calls"] = [
-            _call(f"{path}.tool_calls[{index}]", call, call_ids) for index, call in enumerate(message.tool_calls)
+            _call(f"{path}.tool_calls[{index}]", call, own_ids) for index, call in enumerate(message.tool_calls)
         ]
+        call_ids |= own_ids
     if role == "tool":
         if message.tool_call_id not in call_ids:
             raise InvalidArgumentError(
@@ -109,11 +111,12 @@ def _refuse(path: str, value: object, role: str) -> None:
         raise InvalidArgumentError(path, f"set; allowed only in a message of {role}")
 
 
-def _call(path: str, call: inference_pb2.ToolCall, call_ids: set[str]) -> dict[str, Any]:
+def _call(path: str, call: inference_pb2.ToolCall, own_ids: set[str]) -> dict[str, Any]:
+    """`own_ids`: of the calls before it in the same message. Other servers begin anew in each."""
     check_name(f"{path}.name", call.name)
-    if not call.id or call.id in call_ids:
+    if not call.id or call.id in own_ids:
         raise InvalidArgumentError(f"{path}.id", f"{echo(call.id)!r} is empty or of an earlier call; ids must differ")
-    call_ids.add(call.id)
+    own_ids.add(call.id)
     # Templates go through the arguments by key.
     arguments = json_object(f"{path}.arguments_json", call.arguments_json) if call.arguments_json else {}
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}

@@ -178,6 +178,7 @@ async def test_one_call_at_most_without_parallel_calls() -> None:
         assert answer.token_ids == ids
         assert answer.finish.reason == inference_pb2.FINISH_REASON_TOOL_CALLS
         assert answer.finish.usage.completion_tokens == len(ids)
+        assert not submit.sampling.HasField("constraint")
 
 
 @pytest.fixture
