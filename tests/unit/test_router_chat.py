@@ -294,6 +294,26 @@ async def test_characters_in_pieces_arrive_whole_in_every_part() -> None:
         assert (answer.reasoning, answer.content, answer.called) == ("思", "答🙂", [("weather", {"city": "東京"})])
 
 
+async def test_a_call_outlives_its_worker() -> None:
+    async with glm_bench(failover_wait_s=30) as b:
+        call = b.client.Chat(chat_request(USER, TOOLS))
+        submit = await b.worker.submits.get()
+        ids = [*glm_encode(f"hm</think>{WEATHER}"), END]
+        b.worker.tokens(submit.request_id, ids[:-4])
+        answer = Answer()
+        while len(answer.token_ids) < len(ids) - 4:
+            answer.add(await call.read())
+        await b.stop_worker()
+        await b.start_worker()
+        again = await b.worker.submits.get()
+        assert list(again.generated_token_ids) == ids[:-4]
+        b.worker.finish(again.request_id, ids[-4:], "STOP", stop_token_id=END)
+        while (message := await call.read()) is not grpc.aio.EOF:
+            answer.add(message)
+        assert (answer.reasoning, answer.called) == ("hm", [("weather", {"city": "Paris "})])
+        assert answer.finish.reason == inference_pb2.FINISH_REASON_TOOL_CALLS
+
+
 async def test_a_conversation_goes_on_with_what_was_answered() -> None:
     async with glm_bench() as b:
         says(b, f"They ask.</think>{WEATHER}")
