@@ -43,6 +43,10 @@ glm_status glm_cuda_graph_free(glm_device* device, glm_graph* graph);
 /* Reads a range (aligned to 16 bytes) and does nothing with it: timed, it gives the bandwidth that other kernels are measured against. */
 glm_status glm_cuda_read(glm_device* device, void* data, size_t bytes);
 
+/* From now on, in the device's stream: no other kernel runs on the GPU for so long; its kernels fail, for good. */
+glm_status glm_cuda_occupy(glm_device* device, uint64_t nanoseconds);
+glm_status glm_cuda_fault(glm_device* device);
+
 /* Milliseconds that `replays` launches of the graph take, measured by events around them. */
 glm_status glm_cuda_graph_time(glm_device* device, glm_graph* graph, int replays, float* milliseconds);
 

@@ -1,21 +1,22 @@
 """Many requests of all kinds, a third of them aborted, through scheduler and engine: nothing may be left behind.
 
-`GLM_TEST_TABLE=cuda python -m tests.golden.mixed_requests [NAME ...]` runs 1,000 on each golden checkpoint, or on those
-named, and says how much of the device's memory was lost.
+`GLM_TEST_TABLE=cuda python -m tests.golden.mixed_requests [--tp 2] [NAME ...]` runs 1,000 on each golden checkpoint, or
+on those named, and says how much of the (first) device's memory was lost.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import functools
 import random
-import sys
 from array import array
 from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine_worker.models import Model, build_model
+from engine_worker.models.layout import Parallelism
 from engine_worker.runtime.abi import Engine, kernel_table_path
 from engine_worker.runtime.c_types import MAX_IN_FLIGHT, PAGE_SIZE
 from engine_worker.runtime.ranks import rank_options
@@ -160,14 +161,20 @@ def free_device_bytes() -> int:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--ep", type=int)
+    parser.add_argument("--requests", type=int, default=1000)
+    asked = parser.parse_args()
     for case in CASES:
-        if case.name not in (sys.argv[1:] or [case.name]):
+        if case.name not in (asked.names or [case.name]):
             continue
-        model = build_model(case.directory)
+        model = build_model(case.directory, "auto", Parallelism(asked.tp, asked.ep))
         with Engine.create(engine_options(model)) as engine:
             run_mixed(engine, model.config.vocab_size, 20)
             before = free_device_bytes() if TABLE == "cuda" else 0
-            run = run_mixed(engine, model.config.vocab_size, 1000)
+            run = run_mixed(engine, model.config.vocab_size, asked.requests)
             lost = before - free_device_bytes() if TABLE == "cuda" else 0
         allocator = run.scheduler.allocator
         aborted = sum(finish.reason is Reason.ABORTED for finish in run.finishes.values())

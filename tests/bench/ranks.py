@@ -1,0 +1,57 @@
+"""What several GPUs cost over one rank's computing: `python -m tests.bench.ranks --out FILE`.
+
+A decode step of all ranks beside the same step of rank 0 alone, which exchanges nothing, on the published shapes of
+GLM-4.7-FP8 with synthetic weights and as many layers as asked for. Needs NumPy and the shared objects
+(GLM_LIBRARY_DIR), nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from engine_worker.models import Parallelism
+from engine_worker.profile.shape import StepShape, options_for
+from engine_worker.profile.steps import time_steps
+from engine_worker.runtime.abi import Engine
+from tests.bench.rank_slice import CONTEXT, STEPS, load
+
+BATCHES = (1, 16, 64, 128, 256)
+
+
+def step_times(layers: int, parallelism: Parallelism, shapes: Sequence[StepShape]) -> list[float]:
+    """Seconds of each step on the device, the slowest rank's."""
+    model = load(layers, "fp8", parallelism)
+    with Engine.create(options_for(model, "cuda", list(shapes))) as engine:
+        print(f"{engine.info().device}: {engine.info().weight_bytes_copied / 1e9:.1f} GB of weights", flush=True)
+        return [time_steps(engine, shape, STEPS).device_s for shape in shapes]
+
+
+def run(tp: int, layers: int, batches: Sequence[int]) -> dict[str, Any]:
+    shapes = [StepShape(batch, CONTEXT) for batch in batches]
+    alone = step_times(layers, Parallelism(tp, tp, rank_slice=0), shapes)
+    together = step_times(layers, Parallelism(tp, tp), shapes)
+    cases = []
+    for batch, one, all_ranks in zip(batches, alone, together, strict=True):
+        overhead = all_ranks / one - 1
+        cases.append({"batch": batch, "rank_slice_ms": one * 1e3, "ranks_ms": all_ranks * 1e3, "overhead": overhead})
+        print(f"batch {batch}: {one * 1e3:.3f} ms alone, {all_ranks * 1e3:.3f} ms of {tp} ranks, {overhead:+.1%}")
+    return {"tp": tp, "layers": layers, "context": CONTEXT, "cases": cases}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tp", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=8, help="of the model's 92, the first 3 of them dense")
+    parser.add_argument("--batch", type=int, nargs="*", default=BATCHES)
+    parser.add_argument("--out", type=Path, required=True, help="a JSON file")
+    arguments = parser.parse_args()
+    result = run(arguments.tp, arguments.layers, arguments.batch)
+    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
