@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engine_worker.models import Model
-from engine_worker.plan.dump import dump
 from engine_worker.plan.record import Plan
 from engine_worker.runtime.abi import Engine, kernel_table_path
 from engine_worker.runtime.c_types import PAGE_SIZE
-from engine_worker.runtime.records import EngineOptions, RankOptions, Sampling, StepBatch
+from engine_worker.runtime.ranks import rank_options
+from engine_worker.runtime.records import EngineOptions, Sampling, StepBatch
 
 _NO_TOKENS = np.empty(0, np.int32)
 
@@ -51,10 +51,7 @@ def options_for(
     batch = max(shape.batch for shape in shapes)
     return EngineOptions(
         kernels_path=kernel_table_path(table),
-        ranks=[
-            RankOptions(dump(rank.mixed), dump(rank.decode), device_ordinal + (index if table == "cuda" else 0))
-            for index, rank in enumerate(model.ranks)
-        ],
+        ranks=rank_options(model, device_ordinal if table == "cuda" else None),
         tensors=model.tensors,
         max_rows=max(shape.rows for shape in shapes),
         max_samples=batch,

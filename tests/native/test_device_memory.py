@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from engine_worker.errors import CheckpointError, DeviceError, OutOfMemoryError
-from engine_worker.loading import rank_options
 from engine_worker.models import build_model
 from engine_worker.runtime.abi import Engine, kernel_table_path
+from engine_worker.runtime.ranks import rank_options
 from engine_worker.runtime.records import EngineOptions, Sampling
 from tests.golden.cases import CASES, Case
 from tests.golden.session import Piece, Session, Tokens, open_session

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from engine_worker.errors import InvalidRequestError, UnsupportedError
-from engine_worker.loading import rank_options
 from engine_worker.models import build_model
 from engine_worker.models.layout import Parallelism
 from engine_worker.runtime.abi import Engine, kernel_table_path
 from engine_worker.runtime.c_types import PAGE_SIZE
+from engine_worker.runtime.ranks import rank_options
 from engine_worker.runtime.records import EngineOptions, StepResult, Synthetic, TensorSource
 from tests.golden.cases import CASES
 from tests.native import tiny
