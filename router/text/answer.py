@@ -58,7 +58,8 @@ class AnswerReader:
     """A `router.text.reader.Reader` of one answer.
 
     Space around the reasoning and around tool calls is no part of the content. A call that is cut short before its name
-    is complete is left out; one that is cut short later stays as it came, and is not counted as whole.
+    is complete is left out; one that is cut short later stays as it came, and is not counted as whole. A call of a
+    known tool ends the reasoning.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class AnswerReader:
         self._tools = plan.tools or {}
         self._sink = CallSink(new_call_id)
         self._single_call = plan.single_call
-        self._reasoning = Reasoning()
+        self._reasoning = Reasoning(calls=self._syntax is not None)
         self._content = Content(
             StopStrings(plan.stops),
             plan.min_tokens,
@@ -87,6 +88,8 @@ class AnswerReader:
         # The end of the text so far, if it may be the beginning of a tag.
         self._held = ""
         self.reasoning_tokens = 0
+        # Of a call that began in the reasoning: how many calls had begun before it.
+        self._begun_before: int | None = None
 
     @property
     def stop(self) -> str | None:
@@ -102,10 +105,10 @@ class AnswerReader:
 
     def push(self, ids: Sequence[int]) -> int:
         for position, token_id in enumerate(ids):
-            was_reasoning = self._state is self._reasoning
+            was_reasoning = self._reasons()
             self._read(token_id)
             self._content.exempt -= 1
-            self.reasoning_tokens += was_reasoning or self._state is self._reasoning
+            self.reasoning_tokens += was_reasoning or self._reasons()
             if self.ended:
                 return position + 1
         return len(ids)
@@ -117,8 +120,11 @@ class AnswerReader:
             if isinstance(self._state, GlmCall | JsonCall):
                 rejected = self._state.finish(stopped=stopped)
                 if rejected:
-                    self._state = self._content
-                    self._content.plain(TOOL_CALL + rejected)
+                    self._reject(rejected)
+            if stopped and self._state is self._reasoning and self._content.empty and not self._sink.begun:
+                # It ended its turn and never its reasoning: most likely it did not think, but answered at once.
+                self._state = self._content
+                self._content.plain(self._reasoning.whole())
         if self._state is self._content:
             self._content.finish()
 
@@ -164,13 +170,11 @@ class AnswerReader:
         state = self._state
         if isinstance(state, GlmCall | JsonCall):
             end = state.tag(tag)
-            if end is None:
-                return
-            self._state = self._content
-            if end.rejected is None:
+            if end is not None and end.rejected is not None:
+                self._reject(end.rejected)
+            elif end is not None:
+                self._state = self._content
                 self._content.resume()
-            else:
-                self._content.plain(TOOL_CALL + end.rejected)
         elif tag == THINK:
             self._content.pause()
             self._state = self._reasoning
@@ -179,9 +183,24 @@ class AnswerReader:
             self._state = self._content
         else:
             self._content.pause()
-            self._state = self._new_call()
+            self._begun_before = self._sink.begun if state is self._reasoning else None
+            self._state = self._new_call(known_only=state is self._reasoning)
 
-    def _new_call(self) -> GlmCall | JsonCall:
+    def _reject(self, text: str) -> None:
+        """What seemed a call is text, `text`, where it began."""
+        if self._reasons():
+            self._state = self._reasoning
+            self._reasoning.text(TOOL_CALL + text)
+        else:
+            self._state = self._content
+            self._content.plain(TOOL_CALL + text)
+        self._begun_before = None
+
+    def _reasons(self) -> bool:
+        """This is reasoning, or may turn out to be."""
+        return self._state is self._reasoning or self._begun_before == self._sink.begun
+
+    def _new_call(self, *, known_only: bool) -> GlmCall | JsonCall:
         if self._syntax is ToolSyntax.JSON_LINE:
-            return JsonCall(self._sink)
-        return GlmCall(self._sink, self._tools)
+            return JsonCall(self._sink, self._tools if known_only else None)
+        return GlmCall(self._sink, self._tools, known_only=known_only)

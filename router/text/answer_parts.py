@@ -12,32 +12,35 @@ _SPACE = " \t\r\n"
 class Reasoning:
     """Its text, without the space around it."""
 
-    tags = (END_THINK,)
-
-    def __init__(self) -> None:
-        self._text = ""
+    def __init__(self, *, calls: bool) -> None:
+        """`calls`: a call may begin here, and so end it."""
+        # Tags that are no text here.
+        self.tags = (END_THINK, TOOL_CALL) if calls else (END_THINK,)
+        self._parts: list[str] = []
+        self._num_taken = 0
         self._space = ""
-        self._has_begun = False
 
     def accepts(self, tag: str) -> bool:
         """Whether `tag`, which came as a token of its own, is no text here."""
-        return tag == END_THINK
+        return tag in self.tags
 
     def text(self, text: str) -> str:
         """Add text that is no tag. Returns what of it is not the reasoning's: nothing."""
-        if not self._has_begun:
-            text = text.lstrip(_SPACE)
-            self._has_begun = bool(text)
-        whole = self._space + text
+        whole = self._space + text if self._parts else text.lstrip(_SPACE)
         body = whole.rstrip(_SPACE)
         self._space = whole[len(body) :]
-        self._text += body
+        if body:
+            self._parts.append(body)
         return ""
+
+    def whole(self) -> str:
+        """All of it."""
+        return "".join(self._parts)
 
     def take(self) -> str:
         """What is new."""
-        text, self._text = self._text, ""
-        return text
+        start, self._num_taken = self._num_taken, len(self._parts)
+        return "".join(self._parts[start:])
 
 
 class Content:
@@ -76,6 +79,11 @@ class Content:
                 text, rest = text[:end], text[end:]
         self._add(text if self.exempt > 0 else self.stops.push(text))
         return rest
+
+    @property
+    def empty(self) -> bool:
+        """No text has come, space apart."""
+        return self._empty
 
     def plain(self, text: str) -> None:
         """Add text in which no tag is to be looked for."""

@@ -32,8 +32,10 @@ _TAGS = {
 class GlmCall:
     """Reads one call, from after <tool_call> to </tool_call>. Arguments are sent as they come, strings in pieces."""
 
-    def __init__(self, sink: CallSink, tools: Mapping[str, ArgumentTypes]) -> None:
+    def __init__(self, sink: CallSink, tools: Mapping[str, ArgumentTypes], *, known_only: bool) -> None:
+        """`known_only`: what has not the name of a tool is no call."""
         self._sink = sink
+        self._known_only = known_only
         self._tools = tools
         self._types = UNKNOWN_TOOL
         self._part = _Part.NAME
@@ -96,7 +98,7 @@ class GlmCall:
         return ""
 
     def _begin(self, name: str) -> bool:
-        if len(name.split()) != 1:
+        if len(name.split()) != 1 or (self._known_only and name not in self._tools):
             return False
         self._types = self._tools.get(name, UNKNOWN_TOOL)
         self._sink.begin(name)

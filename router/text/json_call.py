@@ -7,6 +7,7 @@ them, as soon as the name is known.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 from router.text.call_sink import CallSink
@@ -20,8 +21,10 @@ _SPACE = " \t\r\n"
 class JsonCall:
     """Reads one call, from after <tool_call> to </tool_call>."""
 
-    def __init__(self, sink: CallSink) -> None:
+    def __init__(self, sink: CallSink, known: Collection[str] | None) -> None:
+        """`known`: what has none of these names is no call; None: any name will do."""
         self._sink = sink
+        self._known = known
         self._raw: list[str] = []
         self._depth = 0
         self._in_string = False
@@ -124,7 +127,7 @@ class JsonCall:
         self._item.clear()
 
     def _begin(self, name: Any) -> None:
-        if isinstance(name, str) and name:
+        if isinstance(name, str) and name and (self._known is None or name in self._known):
             self._begun = True
             self._sink.begin(name)
             if self._early_arguments is not None:

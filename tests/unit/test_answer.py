@@ -120,8 +120,28 @@ def test_the_end_of_reasoning_spelled_by_other_tokens_is_reasoning() -> None:
     assert (made.reasoning, made.content) == ("so </think> is a tag", "Yes")
 
 
-def test_a_call_drafted_in_the_reasoning_is_reasoning() -> None:
-    made = answer("First <tool_call>now</tool_call>.</think>Done.", in_reasoning=True)
+def test_a_model_that_answers_within_the_reasoning_leaves_no_empty_content() -> None:
+    """It was told to think, did not, and ended its turn: nobody can tell its answer from reasoning."""
+    made = answer("Paris.", in_reasoning=True)
+    assert (made.content, made.reasoning) == ("Paris.", "Paris.")
+    assert answer("Paris.", in_reasoning=True, stopped=False).content == ""
+    made = answer("Paris. END x", in_reasoning=True, stops=["END"])
+    assert (made.content, made.stop) == ("Paris. ", "END")
+
+
+def test_a_call_of_a_known_tool_ends_the_reasoning() -> None:
+    """The model forgets </think> before a call, though it means it: the tag is a token it writes for nothing else."""
+    text = f"I look it up.\n{call_of('write', ('path', 'a'))}"
+    made = answer(text, in_reasoning=True)
+    assert (made.reasoning, made.content, len(made.calls), made.whole) == ("I look it up.", "", 1, True)
+    assert made.reasoning_tokens == len(encode("I look it up.\n<tool_call>write")) + 1
+
+
+def test_what_is_no_call_of_a_known_tool_is_reasoning() -> None:
+    made = answer("One writes <tool_call>name</tool_call>.</think>Done.", in_reasoning=True)
+    assert (made.reasoning, made.content, made.calls) == ("One writes <tool_call>name</tool_call>.", "Done.", ())
+    assert made.reasoning_tokens == len(encode("One writes <tool_call>name</tool_call>.</think>"))
+    made = answer("First <tool_call>now</tool_call>.</think>Done.", in_reasoning=True, tools=None)
     assert (made.reasoning, made.content, made.calls) == ("First <tool_call>now</tool_call>.", "Done.", ())
 
 

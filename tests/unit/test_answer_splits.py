@@ -39,7 +39,26 @@ CORPUS: dict[str, tuple[ToolSyntax, str, dict[str, Any], Answer]] = {
     "thinks": (COMPACT, "\n<think>\nhm <b> \n\nok\n</think>\n\nYes. \n", {}, Answer("Yes. \n", "hm <b> \n\nok")),
     "thinks on": (COMPACT, "hm</think>Yes", {"in_reasoning": True}, Answer("Yes", "hm")),
     "skips thinking": (COMPACT, "</think>Yes", {"in_reasoning": True}, Answer("Yes")),
-    "thinks to the end": (COMPACT, "hm, 思 ", {"in_reasoning": True}, Answer("", "hm, 思")),
+    "cut in thinking": (COMPACT, "hm, 思 ", {"in_reasoning": True, "stopped": False}, Answer("", "hm, 思")),
+    "answers at once": (COMPACT, "\nhm, 思 ", {"in_reasoning": True}, Answer("hm, 思", "hm, 思")),
+    "calls at once": (
+        COMPACT,
+        "hm\n<tool_call>now</tool_call></think>",
+        {"in_reasoning": True},
+        Answer("", "hm", (call("now"),), whole=True),
+    ),
+    "talks of calls": (
+        COMPACT,
+        "a <tool_call>x</tool_call> <tool_call>now then</tool_call> b</think>c",
+        {"in_reasoning": True},
+        Answer("c", "a <tool_call>x</tool_call> <tool_call>now then</tool_call> b"),
+    ),
+    "json calls at once": (
+        JSON,
+        'hm <tool_call>{"name": "no"}</tool_call> <tool_call>{"name": "now"}</tool_call>',
+        {"in_reasoning": True},
+        Answer("", 'hm <tool_call>{"name": "no"}</tool_call>', (call("now"),), whole=True),
+    ),
     "never thinks": (COMPACT, "\nYes", {"after_reasoning": True}, Answer("Yes")),
     "tags alone": (COMPACT, "I </arg_key></tool_call> b", {}, Answer("I </arg_key></tool_call> b")),
     "calls are text": (
