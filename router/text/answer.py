@@ -145,7 +145,7 @@ class AnswerReader:
 
     def _feed(self, text: str) -> None:
         while text and not self.ended:
-            spelled = [tag for tag in self._state.tags if tag not in self._known]
+            spelled = self._state.tags if not self._known else [t for t in self._state.tags if t not in self._known]
             text, self._held = self._held + text, ""
             if not spelled:
                 text = self._state.text(text)

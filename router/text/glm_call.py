@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from enum import Enum
+from json.encoder import encode_basestring as _quote
 
 from router.text.argument_types import UNKNOWN_TOOL, ArgumentTypes, is_text, may_be_json, value_json
 from router.text.call_sink import CallSink
@@ -38,15 +38,12 @@ class GlmCall:
         self._known_only = known_only
         self._tools = tools
         self._types = UNKNOWN_TOOL
-        self._part = _Part.NAME
+        # Tags that are no text here.
+        self.tags: tuple[str, ...] = ()
+        self._go(_Part.NAME)
         self._text = ""
         self._num_arguments = 0
         self._key = ""
-
-    @property
-    def tags(self) -> tuple[str, ...]:
-        """Tags that are no text here."""
-        return _TAGS[self._part]
 
     def accepts(self, tag: str) -> bool:
         """Whether `tag`, which came as a token of its own, is no text."""
@@ -70,17 +67,17 @@ class GlmCall:
             return CallEnd(rejected=text + tag)
         if tag == END_ARG_KEY:
             self._key = text.strip()
-            self._part = _Part.BEFORE_VALUE
+            self._go(_Part.BEFORE_VALUE)
         elif tag == ARG_VALUE:
             self._begin_value()
         elif tag == END_ARG_VALUE:
             if self._part is _Part.AFTER_VALUE:
                 self._value.add(END_ARG_VALUE + text)
-            self._part = _Part.AFTER_VALUE
+            self._go(_Part.AFTER_VALUE)
         else:
             if self._part is _Part.AFTER_VALUE:
                 self._value.end()
-            self._part = _Part.KEY
+            self._go(_Part.KEY)
         return self._end() if tag == END_TOOL_CALL else None
 
     def finish(self, *, stopped: bool) -> str:
@@ -97,6 +94,10 @@ class GlmCall:
                 self._end()
         return ""
 
+    def _go(self, part: _Part) -> None:
+        self._part = part
+        self.tags = _TAGS[part]
+
     def _begin(self, name: str) -> bool:
         if len(name.split()) != 1 or (self._known_only and name not in self._tools):
             return False
@@ -109,13 +110,13 @@ class GlmCall:
         self._num_arguments += 1
         self._value = _Value(self._sink, f"{start}{_quote(self._key)}: ", self._types.of(self._key))
         self._text = ""
-        self._part = _Part.VALUE
+        self._go(_Part.VALUE)
 
     def _resume_value(self) -> None:
         """What seemed the end of the value is a part of it, for neither an argument nor the end of the call follows."""
         self._value.add(END_ARG_VALUE + self._text)
         self._text = ""
-        self._part = _Part.VALUE
+        self._go(_Part.VALUE)
 
     def _end(self) -> CallEnd:
         self._sink.add_arguments("}" if self._num_arguments else "{}")
@@ -154,7 +155,3 @@ class _Value:
     def _begin_string(self) -> None:
         self._streams = True
         self._sink.add_arguments(f'{self._beginning}"')
-
-
-def _quote(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""What reading an answer costs a token, microseconds: `python -m tests.bench.answer`. Best of 20."""
+"""CPU time that reading an answer costs a token, microseconds: `python -m tests.bench.answer`. Best of 20."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def _seconds(syntax: ToolSyntax, tags: bool, ids: list[int]) -> float:
     reader = AnswerReader(
         Detokenizer(tokenizer(tags=tags)), style(syntax, tags=tags), AnswerPlan(in_reasoning=True, tools=TOOLS)
     )
-    started = time.perf_counter()
+    started = time.process_time()
     for token_id in ids:
         reader.push((token_id,))
         reader.take()
     reader.finish(stopped=True)
-    return time.perf_counter() - started
+    return time.process_time() - started
 
 
 if __name__ == "__main__":
