@@ -30,9 +30,9 @@ class StepTime:
         return max(0.0, self.wall_s - self.device_s)
 
 
-def time_steps(engine: Engine, shape: StepShape, steps: int) -> StepTime:
+def time_steps(engine: Engine, shape: StepShape, steps: int, sampling: Sampling = SAMPLING) -> StepTime:
     """Run `steps` steps of the shape after two to warm up."""
-    bind(engine, shape, SAMPLING)
+    bind(engine, shape, sampling)
     batch = first_batch(shape, engine.info().vocab)
     following = next_batch(shape) if shape.decode else batch
     device, walls = [], []
