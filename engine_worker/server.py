@@ -19,6 +19,8 @@ import structlog
 import uvloop
 
 from engine_worker.config import WorkerConfig, scheduler_limits
+from engine_worker.constraints.compiler import ConstraintCompiler
+from engine_worker.constraints.masks import MaskFiller
 from engine_worker.errors import EngineFailedError, EngineStuckError, WorkerError
 from engine_worker.expert_loads import ExpertLoadReader, watch_expert_loads
 from engine_worker.loading import Loaded, LoadingGate, load
@@ -206,7 +208,8 @@ async def _warm_up(service: EngineService) -> None:
 def _make_loop(config: WorkerConfig, loaded: Loaded, service: EngineService) -> EngineLoop:
     scheduler = Scheduler(scheduler_limits(config, loaded.sizes))
     packer = StepPacker(config.step_tokens, config.max_running, loaded.sizes.max_context // PAGE_SIZE)
-    loop = EngineLoop(loaded.engine, scheduler, packer, service.deliver, max_in_flight=MAX_IN_FLIGHT)
+    masks = MaskFiller(config.max_running, loaded.info.vocab)
+    loop = EngineLoop(loaded.engine, scheduler, packer, masks, service.deliver, max_in_flight=MAX_IN_FLIGHT)
     service.attach(loop)
     return loop
 
@@ -235,5 +238,6 @@ def _make_service(config: WorkerConfig, loaded: Loaded, telemetry: Telemetry) ->
         max_waiting_prompt_tokens=config.max_waiting_prompt_tokens,
         max_requests_per_stream=config.max_waiting_requests + config.max_running,
     )
+    compiler = ConstraintCompiler(config.model, info.vocab, model.config.eos_token_ids)
     told = WorkerTelemetry(telemetry, each_expert=config.expert_metrics)
-    return EngineService(message, validator, admission, told)
+    return EngineService(message, validator, admission, compiler=compiler, telemetry=told)

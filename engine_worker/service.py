@@ -13,12 +13,14 @@ import grpc
 import structlog
 
 from engine_worker.backlog import Backlog
+from engine_worker.constraints.compiler import ConstraintCompiler, ConstraintError
+from engine_worker.constraints.intake import ConstraintIntake
 from engine_worker.errors import EngineFailedError
 from engine_worker.expert_loads import ExpertLoads
 from engine_worker.messages import finish_message, logprobs_message
 from engine_worker.metrics import LoadSnapshot, load_message
 from engine_worker.runtime.loop import LoopOutputs
-from engine_worker.scheduler.request import Finish, Request, RequestKey
+from engine_worker.scheduler.request import Finish, Reason, Request, RequestKey
 from engine_worker.session import SubscriberSession
 from engine_worker.telemetry import WorkerTelemetry
 from engine_worker.validation import InvalidFieldError, Validator
@@ -62,6 +64,8 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         info: engine_pb2.GetInfoResponse,
         validator: Validator,
         admission: Admission,
+        *,
+        compiler: ConstraintCompiler,
         telemetry: WorkerTelemetry,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -73,6 +77,7 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         self._event_loop = asyncio.get_running_loop()
         self._failure: asyncio.Future[str] = self._event_loop.create_future()
         self._backlog = Backlog(admission.max_waiting_requests, admission.max_waiting_prompt_tokens)
+        self._intake = ConstraintIntake(compiler, self._begin, self._refuse_constraint)
         self._sessions: dict[int, SubscriberSession] = {}
         self._streams = 0
         self._open_requests: set[RequestKey] = set()
@@ -142,6 +147,8 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         self._draining = True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._none_open.wait(), limit_s)
+        for finish in self._intake.abort_all(Reason.UNAVAILABLE, self._clock()):
+            self._on_finish(finish)
 
     def finish_streams(self) -> None:
         """Let every stream end once its pending responses are sent."""
@@ -179,10 +186,7 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
 
     def _on_finish(self, finish: Finish) -> None:
         self._telemetry.finished(finish)
-        self._backlog.discard(finish.key)
-        self._open_requests.discard(finish.key)
-        if not self._open_requests:
-            self._none_open.set()
+        self._forget(finish.key)
         stream, request_id = finish.key
         session = self._sessions.get(stream)
         trace_id = None if session is None else session.add_finish(finish_message(finish))
@@ -205,6 +209,12 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
             else None,
         )
 
+    def _forget(self, key: RequestKey) -> None:
+        self._backlog.discard(key)
+        self._open_requests.discard(key)
+        if not self._open_requests:
+            self._none_open.set()
+
     # ---- from the streams ----
 
     def _open_session(self) -> SubscriberSession:
@@ -218,7 +228,7 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         if self._sessions.pop(session.stream, None) is not None:
             session.close()
             for request_id in session.open_ids():
-                self._loop.abort((session.stream, request_id))
+                self._abort((session.stream, request_id))
 
     async def _read(self, session: SubscriberSession, requests: AsyncIterator[engine_pb2.ServeRequest]) -> None:
         try:
@@ -226,7 +236,7 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
                 for submit in message.submits:
                     self._submit(session, submit)
                 for request_id in filter(session.abort, message.abort_request_ids):
-                    self._loop.abort((session.stream, request_id))
+                    self._abort((session.stream, request_id))
                 if message.credit:
                     session.grant(message.credit)
                 await session.wait_for_room()
@@ -244,12 +254,34 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
             self._telemetry.rejected(rejection)
             session.add_rejection(rejection)
             return
-        self._telemetry.accepted(request.key, submit)
         session.open(submit.request_id, submit.trace_id)
         self._backlog.add(request.key, request.prompt_len, request.arrival)
         self._open_requests.add(request.key)
         self._none_open.clear()
+        if submit.sampling.HasField("constraint"):
+            self._intake.add(request, submit)
+        else:
+            self._begin(request, submit)
+
+    def _begin(self, request: Request, submit: engine_pb2.Submit) -> None:
+        self._telemetry.accepted(request.key, submit)
         self._loop.submit(request)
+
+    def _refuse_constraint(self, key: RequestKey, submit: engine_pb2.Submit, error: ConstraintError) -> None:
+        field = f"sampling.constraint.{error.field}".rstrip(".")
+        rejection = _rejection(submit, "INVALID", str(error), field=field)
+        self._telemetry.rejected(rejection)
+        self._forget(key)
+        session = self._sessions.get(key[0])
+        if session is not None:
+            session.reject(rejection)
+
+    def _abort(self, key: RequestKey) -> None:
+        finish = self._intake.abort(key, Reason.ABORTED, self._clock())
+        if finish is None:
+            self._loop.abort(key)
+        else:
+            self._on_finish(finish)
 
     def _refuse(self, session: SubscriberSession, submit: engine_pb2.Submit) -> engine_pb2.Rejection | None:
         """What keeps the worker from taking any such request now."""

@@ -84,6 +84,12 @@ class SubscriberSession:
             self._changed.set()
         return trace_id
 
+    def reject(self, rejection: engine_pb2.Rejection) -> None:
+        """Of a request that was opened: it is as if it had not been."""
+        self._open.pop(rejection.request_id, None)
+        self._aborted.discard(rejection.request_id)
+        self.add_rejection(rejection)
+
     def add_rejection(self, rejection: engine_pb2.Rejection) -> None:
         self._rejections.append(rejection)
         if len(self._rejections) >= _MAX_UNREAD_REJECTIONS:

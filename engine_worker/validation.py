@@ -76,6 +76,8 @@ class Validator:
         max_tokens = submit.sampling.max_tokens
         self._check_lengths(prompt_len, generated, submit.sampling)
         stop_ids = self._stop_ids(submit.sampling)
+        if submit.sampling.HasField("constraint"):
+            self._check_constraint(submit.sampling)
         return Request(
             key=(stream, submit.request_id),
             tokens=array("i", (*submit.prompt_token_ids, *submit.generated_token_ids)),
@@ -109,6 +111,21 @@ class Validator:
             raise InvalidFieldError(field, str(error)) from None
         self._check_integer("sampling.min_tokens", sampling.min_tokens, 0, sampling.max_tokens, " (max_tokens)")
 
+    def _check_constraint(self, sampling: engine_pb2.SamplingParams) -> None:
+        """What can be said before it is compiled."""
+        constraint = sampling.constraint
+        if not self.eos_token_ids:
+            raise InvalidFieldError(
+                "sampling.constraint", "is set, but the model has no end-of-generation id that could end the text"
+            )
+        if sampling.ignore_eos:
+            raise InvalidFieldError(
+                "sampling.ignore_eos", "is true, allowed: false with a constraint, which ends by such an id"
+            )
+        if constraint.HasField("begin_after_token_id"):
+            field, token = "sampling.constraint.begin_after_token_id", constraint.begin_after_token_id
+            self._check_integer(field, token, 0, self.vocab_size - 1)
+
     def _stop_ids(self, sampling: engine_pb2.SamplingParams) -> tuple[int, ...]:
         field = "sampling.stop_token_ids"
         self._check_tokens(field, sampling.stop_token_ids)
@@ -135,7 +152,7 @@ class Validator:
             **floats,
             seed=params.seed if params.HasField("seed") else secrets.randbits(64),
             top_k=min(params.top_k, self.vocab_size),
-            min_tokens=params.min_tokens,
+            min_tokens=0 if params.HasField("constraint") else params.min_tokens,  # then its masks see to it
             prompt_len=prompt_len,
             num_logprobs=params.logprobs if params.HasField("logprobs") else -1,
             stop_ids=stop_ids,

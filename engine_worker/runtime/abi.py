@@ -23,6 +23,7 @@ from engine_worker.runtime.records import (
     EngineOptions,
     EngineProgress,
     Int32Array,
+    MaskArray,
     Progress,
     RankOptions,
     Sampling,
@@ -78,6 +79,7 @@ class Library:
             "bind_slot": (engine, count, ctypes.POINTER(c.CSampling), ints, count, ints, count),
             "release_slot": (engine, count),
             "submit": (engine, ctypes.POINTER(c.CStepBatch)),
+            "set_masks": (engine, ctypes.c_void_p),
             "collect": (engine, ctypes.POINTER(c.CStepResult)),
             "expert_loads": (engine, count, ctypes.c_void_p, ctypes.c_size_t),
             "get_progress": (engine, ctypes.POINTER(c.CEngineProgress)),
@@ -174,6 +176,12 @@ class Engine:
         """Queue a step; the arrays are copied. At most MAX_IN_FLIGHT steps may be uncollected."""
         self._library.call("submit", self._handle, ctypes.byref(_c_batch(batch)))
 
+    def set_masks(self, masks: MaskArray) -> None:
+        """[num_masks, ceil(vocab / 32)]: bit id % 32 of word id // 32. Of the oldest step that is held; copied."""
+        if masks.dtype != np.uint32 or not masks.flags.c_contiguous or masks.ndim != 2:
+            raise errors.InvalidRequestError(f"masks: expected contiguous uint32 of 2 dimensions, got {masks.dtype}")
+        self._library.call("set_masks", self._handle, masks.ctypes.data)
+
     def collect(self) -> StepResult:
         """Wait for the oldest uncollected step."""
         raw = c.CStepResult()
@@ -236,11 +244,17 @@ def _c_batch(batch: StepBatch) -> c.CStepBatch:
         "sample_rows": (None,),
         "page_updates": (None, 3),
     }
+    choices = {"forced_tokens": batch.forced_tokens, "sample_masks": batch.sample_masks}
     for name, shape in shapes.items():
         _check(name, getattr(batch, name), shape)
+    for name, array in choices.items():
+        if array is not None:
+            _check(name, array, (len(batch.sample_rows),))
     counts = (num_rows, num_seqs, len(batch.sample_rows), len(batch.page_updates))
     plan = c.PLAN_DECODE if batch.decode else c.PLAN_MIXED
-    return c.CStepBatch(*counts, plan, *(getattr(batch, name).ctypes.data for name in shapes))
+    arrays = [getattr(batch, name).ctypes.data for name in shapes]
+    arrays += [None if array is None else array.ctypes.data for array in choices.values()]
+    return c.CStepBatch(*counts, plan, *arrays, batch.num_masks)
 
 
 def _result(raw: c.CStepResult) -> StepResult:

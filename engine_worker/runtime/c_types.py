@@ -123,6 +123,9 @@ class CStepBatch(ctypes.Structure):
         ("seq_starts", ctypes.c_void_p),
         ("sample_rows", ctypes.c_void_p),
         ("page_updates", ctypes.c_void_p),
+        ("forced_tokens", ctypes.c_void_p),
+        ("sample_masks", ctypes.c_void_p),
+        ("num_masks", ctypes.c_int32),
     )
 
 

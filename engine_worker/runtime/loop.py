@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import structlog
 
+from engine_worker.constraints.masks import MaskFiller
 from engine_worker.errors import WorkerError
 from engine_worker.metrics import LoadSnapshot
 from engine_worker.rates import StepRates
@@ -90,6 +91,7 @@ class EngineLoop:
         engine: StepEngine,
         scheduler: Scheduler,
         packer: StepPacker,
+        masks: MaskFiller,
         deliver: Callable[[LoopOutputs], None],
         *,
         max_in_flight: int,
@@ -98,12 +100,14 @@ class EngineLoop:
         self._engine = engine
         self._scheduler = scheduler
         self._packer = packer
+        self._masks = masks
         self._deliver = deliver
         self._max_in_flight = max_in_flight
         self._clock = clock
         self._commands: queue.SimpleQueue[_Submit | _Abort | _Stop] = queue.SimpleQueue()
         self._in_flight: deque[StepPlan] = deque()
         self._steps = 0
+        self._masked = 0  # number of the newest plan whose masks the engine has
         self._rates = StepRates(scheduler.limits.max_step_tokens, scheduler.limits.max_running)
         self._busy_since: float | None = None
         self._collected_at = 0.0
@@ -141,6 +145,7 @@ class EngineLoop:
             while not self._stopping:
                 self._turn()
             while self._in_flight:
+                self._set_masks()
                 self._collect()
         except Exception as error:
             self._fail(error)
@@ -159,6 +164,7 @@ class EngineLoop:
             self._in_flight.append(plan)
             self._outputs.started += [request.key for request in plan.bound if request.preemptions == 0]
         if self._in_flight:
+            self._set_masks()
             # A step can take seconds: what is known before it is not held back.
             self._flush()
             self._collect()
@@ -193,6 +199,20 @@ class EngineLoop:
             case _Stop():
                 self._stopping = True
                 self._outputs.finishes += self._scheduler.abort_all(Reason.UNAVAILABLE, self._clock())
+
+    def _set_masks(self) -> None:
+        """Of the oldest step in flight, now that all tokens before it are known: it computes meanwhile."""
+        plan = self._in_flight[0]
+        requests = plan.constrained
+        if not requests or plan.number == self._masked:
+            return
+        masks, broken = self._masks.fill(requests)
+        self._engine.set_masks(masks)
+        self._masked = plan.number
+        for request, error in broken:
+            log.warning("constraint_failed", stream=request.key[0], request_id=request.key[1], error=error)
+            finish = self._scheduler.abort(request.key, Reason.CONSTRAINT_ERROR, self._clock())
+            self._outputs.finishes += [] if finish is None else [finish]
 
     def _collect(self) -> None:
         result = self._engine.collect()

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 Int32Array = NDArray[np.int32]
 Float32Array = NDArray[np.float32]
+MaskArray = NDArray[np.uint32]
 Progress = Callable[[int, int], None]
 
 
@@ -101,9 +102,12 @@ class StepBatch:
     positions: Int32Array  # [T]
     seq_slots: Int32Array  # [N]
     seq_starts: Int32Array  # [N + 1]: first row of each sequence, then T
-    sample_rows: Int32Array = field(default_factory=_empty)  # [S], ascending
+    sample_rows: Int32Array = field(default_factory=_empty)  # [S], ascending; see glm_step_batch
     page_updates: Int32Array = field(default_factory=_no_updates)  # [U, 3]: slot, index, page; the last one counts
     decode: bool = False  # run the decode plan: one row a sequence, every row sampled
+    forced_tokens: Int32Array | None = None  # [S]; -1: sampled
+    sample_masks: Int32Array | None = None  # [S]: below num_masks; -1: any token
+    num_masks: int = 0  # above 0: the step is held before it samples, until `set_masks`
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from engine_worker.runtime.records import Int32Array, Sampling, StepBatch, StepResult
+from engine_worker.runtime.records import Int32Array, MaskArray, Sampling, StepBatch, StepResult
 from engine_worker.scheduler.request import Request, StepPlan
 
 _NEWEST = -1  # token id of a row: the slot's newest sampled token
@@ -22,6 +22,8 @@ class StepEngine(Protocol):
 
     def submit(self, batch: StepBatch) -> None: ...
 
+    def set_masks(self, masks: MaskArray) -> None: ...
+
     def collect(self) -> StepResult: ...
 
 
@@ -34,6 +36,7 @@ class StepPacker:
         self._seq_slots = np.empty(max_seqs, np.int32)
         self._seq_starts = np.empty(max_seqs + 1, np.int32)
         self._sample_rows = np.empty(max_seqs, np.int32)
+        self._sample_masks = np.empty(max_seqs, np.int32)
         self._page_updates = np.empty((max_seqs * pages_per_sequence, 3), np.int32)
 
     def pack(self, plan: StepPlan) -> StepBatch:
@@ -42,6 +45,8 @@ class StepPacker:
         positions: list[int] = []
         starts = [0]
         sample_rows: list[int] = []
+        sample_masks: list[int] = []
+        num_masks = 0
         for request, start, rows, samples in plan.chunks:
             known = request.tokens[start : start + rows]
             token_ids.extend(known or (_NEWEST,))
@@ -49,6 +54,8 @@ class StepPacker:
             starts.append(len(positions))
             if samples:
                 sample_rows.append(len(positions) - 1)
+                sample_masks.append(-1 if request.constraint is None else num_masks)
+                num_masks += request.constraint is not None
         return StepBatch(
             token_ids=_fill(self._token_ids, token_ids),
             positions=_fill(self._positions, positions),
@@ -57,6 +64,8 @@ class StepPacker:
             sample_rows=_fill(self._sample_rows, sample_rows),
             page_updates=self._fill_updates(plan),
             decode=plan.decode,
+            sample_masks=_fill(self._sample_masks, sample_masks) if num_masks else None,
+            num_masks=num_masks,
         )
 
     def _fill_updates(self, plan: StepPlan) -> Int32Array:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from engine_worker.constraints.matcher import RequestConstraint
 from engine_worker.runtime.records import Sampling
 from engine_worker.scheduler.prefix_cache import ROOT, page_digest
 
@@ -33,6 +34,7 @@ class Reason(enum.Enum):
     TIMEOUT = enum.auto()
     UNAVAILABLE = enum.auto()
     NUMERICAL_ERROR = enum.auto()
+    CONSTRAINT_ERROR = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ class Request:
     age_s: float = 0.0  # on arrival: it was on other workers before
     deadline: float | None = None
     trace_id: str = ""
+    constraint: RequestConstraint | None = None
 
     state: State = State.WAITING
     rank: tuple[float, int] = (0.0, 0)
@@ -179,6 +182,11 @@ class StepPlan:
     bound: list[Request] = field(default_factory=list)
     page_updates: list[PageUpdate] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
+
+    @property
+    def constrained(self) -> list[Request]:
+        """Of the chunks that sample under a constraint, in their order: each needs a mask."""
+        return [chunk.request for chunk in self.chunks if chunk.samples and chunk.request.constraint is not None]
 
     @property
     def decode(self) -> bool:

@@ -65,15 +65,23 @@ struct Request {
         sampling(args.slots->sampling[slot]),
         position(args.step->positions[args.step->sample_rows[sample]] + 1),
         first(args.first),
+        forced(args.step->forced_tokens[sample]),
+        mask(mask_of(args, args.step->sample_masks[sample])),
         logits(static_cast<float*>(row_of(args.logits, sample))),
         counts(args.slots->counts + int64_t{slot} * args.slots->vocab) {}
 
-  bool greedy() const { return sampling.temperature == 0.0f; }
+  static const uint32_t* mask_of(const glm_sample_args& args, int32_t mask) {
+    return mask < 0 ? nullptr : args.step->masks + int64_t{mask} * ((args.slots->vocab + 31) / 32);
+  }
+  bool is_forced() const { return forced >= 0; }
+  bool draws() const { return !is_forced() && sampling.temperature != 0.0f; }
 
   int32_t slot;
   const glm_sampling& sampling;
   int32_t position; /* of the token being sampled */
   int32_t first;    /* id of column 0 */
+  int32_t forced;
+  const uint32_t* mask; /* of the whole vocabulary; NULL: any token */
   float* logits;
   uint16_t* counts; /* of the whole vocabulary */
 };
@@ -103,8 +111,10 @@ void prepare_chunk(const Request& request, const Work& work, int64_t sample, int
     result.raw = raw_stats(span, request.sampling.num_logprobs);
     std::memcpy(work.raw_of(sample) + span.column, span.logits, static_cast<size_t>(span.size) * sizeof(float));
   }
+  if (request.is_forced()) return;
   change_logits(request.sampling, request.position - request.sampling.prompt_len, span);
-  if (!request.greedy()) apply_temperature(request.sampling.temperature, span);
+  if (request.mask != nullptr) apply_mask(request.mask, span);
+  if (request.draws()) apply_temperature(request.sampling.temperature, span);
   for_each_block(span, [&](const float* block, int32_t first, int32_t index) {
     const float max = block_max(block);
     work.block_max_of(sample)[index] = max;
@@ -113,7 +123,7 @@ void prepare_chunk(const Request& request, const Work& work, int64_t sample, int
 }
 
 void measure_chunk(const Request& request, const Work& work, int64_t sample, int32_t chunk) {
-  if (request.greedy() || !needs_bands(request.sampling)) return;
+  if (!request.draws() || !needs_bands(request.sampling)) return;
   Bands& bands = work.results_of(sample)[chunk].bands;
   const float max = work.samples[sample].best.value;
   for_each_block(span_of(request, work, chunk),
@@ -123,7 +133,7 @@ void measure_chunk(const Request& request, const Work& work, int64_t sample, int
 void cut_sample(const glm_sample_args& args, const Work& work, int64_t sample, Exchange& exchange) {
   const Request request(args, sample);
   SampleResult& result = work.samples[sample];
-  if (request.greedy() || result.best.id < 0) return;
+  if (!request.draws() || result.best.id < 0) return;
   const int32_t vocab = exchange.alone() ? work.columns : args.slots->vocab;
   const Distribution values{request.logits, work.block_max_of(sample), work.columns, request.first,
                             vocab,          result.best.value};
@@ -131,7 +141,7 @@ void cut_sample(const glm_sample_args& args, const Work& work, int64_t sample, E
 }
 
 void draw_chunk(const Request& request, const Work& work, int64_t sample, int32_t chunk) {
-  if (request.greedy()) return;
+  if (!request.draws()) return;
   const Cut& cut = work.samples[sample].cut;
   const NoiseKey key{request.sampling.seed, static_cast<uint32_t>(request.position)};
   Choice& drawn = work.results_of(sample)[chunk].drawn;
@@ -183,7 +193,8 @@ void find_drawn(const Work& work, int32_t rows, Exchange& exchange) {
 }
 
 int32_t token_of(const Request& request, const SampleResult& result) {
-  return request.greedy() || result.best.id < 0 ? result.best.id : result.drawn.id;
+  if (request.is_forced()) return request.forced;
+  return request.draws() && result.best.id >= 0 ? result.drawn.id : result.best.id;
 }
 
 /* What log-probabilities take: the model's own logits over the whole vocabulary, and that of the token. */
@@ -220,6 +231,7 @@ void finish_sample(const glm_sample_args& args, const Work& work, int64_t sample
   if (token < 0) return;
   const int32_t wanted = request.sampling.num_logprobs;
   if (wanted >= 0) write_logprobs(args, wanted, work.samples[sample], sample);
+  if (request.is_forced()) return;
   args.slots->last_token[request.slot] = token;
   uint16_t& count = request.counts[token];
   if ((count & 0x7fffu) != 0x7fffu) ++count;
@@ -262,7 +274,7 @@ glm_status sample(glm_device* device, const glm_sample_args* args) {
   bool logprobs = false;
   for (int64_t i = 0; i < args->rows; ++i) {
     const Request request(*args, i);
-    noisy = noisy || !request.greedy();
+    noisy = noisy || request.draws();
     logprobs = logprobs || request.sampling.num_logprobs >= 0;
   }
   if (noisy) draw(device, *args, work, exchange, for_chunks);

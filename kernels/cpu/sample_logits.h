@@ -49,6 +49,21 @@ inline void change_logits(const glm_sampling& request, int32_t sampled, const Lo
   }
 }
 
+/* Tokens that `mask`, of the whole vocabulary, does not have become -inf. Most words of a mask are all or nothing. */
+inline void apply_mask(const uint32_t* mask, const LogitSpan& span) {
+  for (int32_t i = 0; i < span.size;) {
+    const int32_t id = span.first + i;
+    const int32_t n = std::min(32 - id % 32, span.size - i);
+    const uint32_t bits = mask[id / 32] >> (id % 32);
+    if (bits == 0) {
+      std::fill_n(span.logits + i, n, kNever);
+    } else if (bits != ~0u) {
+      for (int32_t j = 0; j < n; ++j) span.logits[i + j] = (bits >> j & 1) != 0 ? span.logits[i + j] : kNever;
+    }
+    i += n;
+  }
+}
+
 /* NaN becomes -inf, so that every later comparison is an order. */
 inline void apply_temperature(float temperature, const LogitSpan& span) {
   for (int32_t i = 0; i < span.size; ++i) {

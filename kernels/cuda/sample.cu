@@ -66,6 +66,18 @@ __device__ void change_logits(const glm_sampling& request, const uint16_t* count
   __syncthreads();
 }
 
+/* Tokens that `mask` does not have become -inf. Four at a time: their first id is a multiple of 4, so one word has all. */
+__device__ void apply_mask(const uint32_t* mask, const SampleRow& share) {
+  for_each_four(share, [&](int32_t first, float values[4]) {
+    const uint32_t bits = mask[first / 32] >> (first % 32) & 0xfu;
+    if (bits == 0xfu) return;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) values[i] = (bits >> i & 1) != 0 ? values[i] : kNever;
+    store_four(share, first, values);
+  });
+  __syncthreads();
+}
+
 /* Divides by the temperature (0: leaves the logits). Returns the largest value, with no id. */
 __device__ uint64_t apply_temperature(float temperature, const SampleRow& share) {
   const bool divides = temperature != 0.0f && temperature != 1.0f;
@@ -179,12 +191,15 @@ __device__ void write_logprobs(const SampleParams& p, int64_t sample, int32_t wa
 
 /* The chosen token's rank, the same in both blocks and on all ranks; 0 if no token is possible. */
 template <typename AnyLane>
-__device__ uint64_t choose(const SampleParams& p, int32_t slot, int32_t position, const SampleRow& whole,
-                           SampleShared& shared, AnyLane& lane) {
+__device__ uint64_t choose(const SampleParams& p, int64_t sample, int32_t slot, int32_t position,
+                           const SampleRow& whole, SampleShared& shared, AnyLane& lane) {
   const glm_sampling& request = p.slots.sampling[slot];
   const uint16_t* counts = p.slots.counts + static_cast<int64_t>(slot) * p.slots.vocab;
   const SampleRow share = share_of(whole, static_cast<int>(cg::this_cluster().block_rank()));
   change_logits(request, counts, position - request.prompt_len, share);
+  if (const int32_t mask = p.step.sample_masks[sample]; mask >= 0) {
+    apply_mask(p.step.masks + static_cast<int64_t>(mask) * ((p.slots.vocab + 31) / 32), share);
+  }
   uint64_t best[1] = {cluster_max_rank(apply_temperature(request.temperature, share), shared.cluster)};
   if (request.temperature == 0.0f) {
     const float own = value_of(best[0]);
@@ -199,9 +214,7 @@ __device__ uint64_t choose(const SampleParams& p, int32_t slot, int32_t position
   return draw(request, static_cast<uint32_t>(position), max, vocab, whole, share, shared, lane);
 }
 
-__device__ void finish(const SampleParams& p, int64_t sample, int32_t slot, int32_t token) {
-  p.step.out_token_ids[sample] = token;
-  if (token < 0) return;
+__device__ void update_slot(const SampleParams& p, int32_t slot, int32_t token) {
   p.slots.last_token[slot] = token;
   uint16_t& count = p.slots.counts[static_cast<int64_t>(slot) * p.slots.vocab + token];
   if ((count & 0x7fff) != 0x7fff) ++count;
@@ -241,13 +254,20 @@ __global__ void __launch_bounds__(kSampleThreads)
     if (leads) record_raw(whole, wanted, raw, shared, lane);
     cg::this_cluster().sync();
   }
-  const uint64_t chosen = choose(p, slot, position, whole, shared, lane);
+  const int32_t forced = p.step.forced_tokens[sample];
+  int32_t token = forced;
+  if (forced < 0) {
+    const uint64_t chosen = choose(p, sample, slot, position, whole, shared, lane);
+    token = chosen == 0 ? -1 : static_cast<int32_t>(id_of(chosen));
+  }
   if (!leads) return;
-  const int32_t token = chosen == 0 ? -1 : static_cast<int32_t>(id_of(chosen));
   if (token >= 0 && wanted >= 0) {
     write_logprobs(p, sample, wanted, raw_logit(token, whole, raw, shared, lane), shared.raw);
   }
-  if (threadIdx.x == 0) finish(p, sample, slot, token);
+  if (threadIdx.x == 0) {
+    p.step.out_token_ids[sample] = token;
+    if (token >= 0 && forced < 0) update_slot(p, slot, token);
+  }
   lane.close();
 }
 

@@ -109,6 +109,13 @@ GLM_EXPORT glm_status glm_engine_submit(glm_engine* engine, const glm_step_batch
   });
 }
 
+GLM_EXPORT glm_status glm_engine_set_masks(glm_engine* engine, const uint32_t* masks, glm_error* error) {
+  return guard(error, [&] {
+    require(engine, masks);
+    engine->ranks.set_masks(masks);
+  });
+}
+
 GLM_EXPORT glm_status glm_engine_collect(glm_engine* engine, glm_step_result* out, glm_error* error) {
   return guard(error, [&] {
     require(engine, out);

@@ -32,6 +32,8 @@ def finish_error(finish: engine_pb2.Finish, request_id: str) -> ServiceError | N
         return DeadlineError("the deadline passed before the request was done")
     if reason == engine_pb2.FINISH_REASON_UNAVAILABLE:
         return WorkerLostError("the engine worker is shutting down or failed; try again")
+    if reason == engine_pb2.FINISH_REASON_CONSTRAINT_ERROR:
+        return InvalidArgumentError("constraint", "too costly to follow at this point of the answer; use a simpler one")
     name = _name(engine_pb2.FinishReason, reason)
     log.error("worker_failed_request", error_id=request_id, reason=name)
     if reason == engine_pb2.FINISH_REASON_NUMERICAL_ERROR:

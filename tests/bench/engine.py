@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine_worker.config import WorkerConfig, plan_sizes, scheduler_limits
+from engine_worker.constraints.masks import MaskFiller
 from engine_worker.loading import engine_options
 from engine_worker.models import Model, build_model
 from engine_worker.runtime.abi import Engine
 from engine_worker.runtime.c_types import MAX_IN_FLIGHT, PAGE_SIZE
 from engine_worker.runtime.loop import EngineLoop, LoopOutputs
-from engine_worker.runtime.records import EngineInfo, Int32Array, Sampling, StepBatch, StepResult
+from engine_worker.runtime.records import EngineInfo, Int32Array, MaskArray, Sampling, StepBatch, StepResult
 from engine_worker.runtime.step import StepPacker
 from engine_worker.scheduler.request import Request
 from engine_worker.scheduler.scheduler import Scheduler
@@ -37,6 +38,9 @@ class TimedEngine:
 
     def submit(self, batch: StepBatch) -> None:
         self._engine.submit(batch)
+
+    def set_masks(self, masks: MaskArray) -> None:
+        self._engine.set_masks(masks)
 
     def collect(self) -> StepResult:
         result = self._engine.collect()
@@ -82,7 +86,8 @@ class Bench:
 
         limits = replace(scheduler_limits(self._config, self._sizes), prefix_cache=False)
         packer = StepPacker(limits.max_step_tokens, limits.max_running, self._sizes.max_context // PAGE_SIZE)
-        loop = EngineLoop(self._engine, Scheduler(limits), packer, deliver, max_in_flight=MAX_IN_FLIGHT)
+        masks = MaskFiller(limits.max_running, self.info.vocab)
+        loop = EngineLoop(self._engine, Scheduler(limits), packer, masks, deliver, max_in_flight=MAX_IN_FLIGHT)
         start = time.perf_counter()
         for i, prompt in enumerate(prompts):
             loop.submit(_request(i, prompt, max_tokens))

@@ -151,9 +151,11 @@ class Suite:
         put = self.bench.put
         rows = np.arange(seqs, dtype=np.int32)
         outs = [self.bench.alloc(seqs * abi.MAX_LOGPROBS * 4) for _ in range(4)]
+        any_token = put(np.full(seqs, -1, np.int32))
         step = abi.StepInputs(
             seqs, seqs, seqs, put(rows), put(np.full(seqs, context - 1, np.int32)), put(rows), put(rows),
             put(np.arange(seqs + 1, dtype=np.int32)), put(rows), put(rows), *outs,
+            any_token, any_token,
         )  # fmt: skip
         requests = (abi.Sampling * seqs)(
             *(

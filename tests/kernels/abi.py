@@ -151,6 +151,9 @@ class StepInputs(c.Structure):
         ("out_logprobs", c.c_void_p),
         ("out_top_ids", c.c_void_p),
         ("out_top_logprobs", c.c_void_p),
+        ("sample_masks", c.c_void_p),
+        ("forced_tokens", c.c_void_p),
+        ("masks", c.c_void_p),
     ]
 
 

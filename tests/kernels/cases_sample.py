@@ -1,5 +1,6 @@
 """Sampling problems: a batch of requests, their logits and the counts of what they have seen."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -63,6 +64,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+def mask_words(allowed: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
+    """[ceil(vocab / 32)]; bits beyond the vocabulary are set."""
+    bits = np.ones(-(-allowed.size // 32) * 32, bool)
+    bits[: allowed.size] = allowed
+    return np.packbits(bits, bitorder="little").view(np.uint32)
+
+
 @dataclass
 class Sampled:
     tokens: npt.NDArray[np.int32]
@@ -83,17 +91,27 @@ class SampleProblem:
     counts: npt.NDArray[np.uint16] | None = None
     slots: Sequence[int] = field(default_factory=list)
     first: int = 0  # token of the first column
+    allowed: Sequence[npt.NDArray[np.bool_] | None] = ()  # [vocab] of each sample; None: any token
+    forced: Sequence[int] = ()  # -1: sampled
 
     def __post_init__(self) -> None:
         samples, vocab = self.logits.shape
         self.slots = self.slots or list(range(samples))
+        self.allowed = self.allowed or [None] * samples
+        self.forced = self.forced or [-1] * samples
         if self.counts is None:
             self.counts = np.zeros((max([*self.slots, 0]) + 1, vocab), np.uint16)
 
     def only(self, sample: int) -> "SampleProblem":
         picked = slice(sample, sample + 1)
         return SampleProblem(
-            self.logits[picked], self.requests[picked], self.positions[picked], self.counts, self.slots[picked]
+            self.logits[picked],
+            self.requests[picked],
+            self.positions[picked],
+            self.counts,
+            self.slots[picked],
+            allowed=self.allowed[picked],
+            forced=self.forced[picked],
         )
 
     def columns(self, first: int, end: int) -> "SampleProblem":
@@ -112,7 +130,16 @@ class SampleProblem:
         """Every sample is the second of two rows of its sequence, so sample_rows differ from samples."""
         samples, vocab = self.logits.shape
         chunks = [Chunk(slot, p - 1, 2) for slot, p in zip(self.slots, self.positions, strict=True)]
-        step = Step(chunks, None, [2 * i + 1 for i in range(samples)], self.slots).bind()
+        masks = [mask_words(allowed) for allowed in self.allowed if allowed is not None]
+        places = itertools.count()
+        step = Step(
+            chunks,
+            sample_rows=[2 * i + 1 for i in range(samples)],
+            sample_slots=self.slots,
+            sample_masks=[-1 if allowed is None else next(places) for allowed in self.allowed],
+            forced_tokens=self.forced,
+            masks=np.stack(masks) if masks else None,
+        ).bind()
         slots, logits = self._bind_slots(), tensor(self.logits, vocab + 3)
         args = abi.SampleArgs(rows=samples, logits=logits.struct, first=self.first)
         args.step.contents, args.slots.contents = step.struct, slots.struct

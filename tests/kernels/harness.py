@@ -278,6 +278,9 @@ class Step:
     token_ids: Sequence[int] | None = None
     sample_rows: Sequence[int] = ()
     sample_slots: Sequence[int] = ()
+    sample_masks: Sequence[int] | None = None  # None: any token
+    forced_tokens: Sequence[int] | None = None  # None: all are sampled
+    masks: npt.NDArray[np.uint32] | None = None  # [masks][ceil(vocab / 32)]
     positions: npt.NDArray[np.int32] = field(init=False)
     row_slots: npt.NDArray[np.int32] = field(init=False)
     seq_starts: npt.NDArray[np.int32] = field(init=False)
@@ -315,7 +318,13 @@ class BoundStep:
         self.out_top_ids = Buffer(poison((samples, abi.MAX_LOGPROBS), I32))
         self.out_top_logprobs = Buffer(poison((samples, abi.MAX_LOGPROBS), F32))
         outputs = [self.out_token_ids, self.out_logprobs, self.out_top_ids, self.out_top_logprobs]
-        pointers = [buffer.pointer for buffer in [*self._inputs, *outputs]]
+        any_token = [-1] * samples
+        self._choices = [
+            Buffer(np.asarray(any_token if step.sample_masks is None else step.sample_masks, I32)),
+            Buffer(np.asarray(any_token if step.forced_tokens is None else step.forced_tokens, I32)),
+            Buffer(np.zeros(0, np.uint32) if step.masks is None else step.masks),
+        ]
+        pointers = [buffer.pointer for buffer in [*self._inputs, *outputs, *self._choices]]
         self.struct = abi.StepInputs(step.rows, len(step.chunks), samples, *pointers)
 
 

@@ -84,9 +84,17 @@ class Drawn:
     kept: npt.NDArray[np.bool_]
 
 
-def sample(logits: F32Array, request: abi.Sampling, counts: npt.NDArray[np.uint16], position: int) -> Drawn:
+def sample(
+    logits: F32Array,
+    request: abi.Sampling,
+    counts: npt.NDArray[np.uint16],
+    position: int,
+    allowed: npt.NDArray[np.bool_] | None = None,
+) -> Drawn:
     """Token at `position`, the position of the token being sampled."""
     values = change_logits(logits, request, counts, position - request.prompt_len)
+    if allowed is not None:
+        values = np.where(allowed, values, np.float32(-np.inf))
     if np.isneginf(values).all():
         return Drawn(-1, np.inf, np.zeros(values.size, bool))
     if request.temperature == 0:

@@ -134,6 +134,25 @@ def test_bias_and_stop_ids_reach_the_rank_that_has_them(device: Device, table: T
 
 
 @pytest.mark.parametrize("num_ranks", RANKS)
+@pytest.mark.parametrize("vocab", [97, 20000])
+def test_masks_and_forced_tokens_reach_every_rank(
+    device: Device, table: Table, rng: np.random.Generator, vocab: int, num_ranks: int
+) -> None:
+    requests = [
+        request(**{"seed": 11 + i, "num_logprobs": i % 3, "prompt_len": 4, **settings})
+        for i, settings in enumerate(SETTINGS.values())
+    ]
+    count = len(requests)
+    allowed = [None if i % 4 == 0 else rng.random(vocab) < 10.0 ** -(i % 4) for i in range(count)]
+    forced = [int(rng.integers(vocab)) if i % 5 == 0 else -1 for i in range(count)]
+    problem = SampleProblem(
+        peaked(rng, count, vocab), requests, list(range(10, 10 + count)), allowed=allowed, forced=forced
+    )
+    with open_group(table, num_ranks) as group:
+        check_like_one(device, group, problem)
+
+
+@pytest.mark.parametrize("num_ranks", RANKS)
 def test_impossible_logits_give_no_token_on_any_rank(device: Device, table: Table, num_ranks: int) -> None:
     logits = np.full((3, 40), -np.inf, np.float32)
     logits[1] = np.nan

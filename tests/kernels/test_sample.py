@@ -25,7 +25,9 @@ def expected(problem: SampleProblem, sample: int) -> oracle_sample.Drawn:
     assert problem.counts is not None
     slot = problem.slots[sample]
     position = problem.positions[sample] + 1
-    return oracle_sample.sample(problem.logits[sample], problem.requests[sample], problem.counts[slot], position)
+    return oracle_sample.sample(
+        problem.logits[sample], problem.requests[sample], problem.counts[slot], position, problem.allowed[sample]
+    )
 
 
 def check(device: Device, problem: SampleProblem) -> None:

@@ -154,7 +154,10 @@ glm_status submit(glm_engine* engine, int32_t position, int32_t token, glm_error
                              .seq_slots = slots.data(),
                              .seq_starts = starts.data(),
                              .sample_rows = rows.data(),
-                             .page_updates = updates.data()};
+                             .page_updates = updates.data(),
+                             .forced_tokens = nullptr,
+                             .sample_masks = nullptr,
+                             .num_masks = 0};
   return glm_engine_submit(engine, &batch, error);
 }
 

@@ -179,7 +179,7 @@ BAD_BATCHES: list[tuple[str, StepBatch, str]] = [
     ("rows", batch((0, 0, [1] * (MAX_ROWS + 1))), f"num_rows {MAX_ROWS + 1}, expected 0 to {MAX_ROWS}"),
     ("seqs", batch(*[(s, 0, [1]) for s in range(MAX_SAMPLES + 1)]), f"num_seqs {MAX_SAMPLES + 1}, expected 0 to"),
     ("seqs without rows", batch((0, 0, [])), "num_seqs 1, expected 0 to 0"),
-    ("samples", batch((0, 0, [1, 2]), samples=[0, 1]), "num_samples 2, expected 0 to 1"),
+    ("samples", batch((0, 0, [1, 2]), samples=[0, 1]), "sample_rows[1] 1: its sequence has been sampled"),
     ("token", batch((0, 0, [1, tiny.VOCAB])), f"token_ids[1] {tiny.VOCAB}, expected -1 to {tiny.VOCAB - 1}"),
     ("token below", batch((0, 0, [-2])), "token_ids[0] -2, expected -1"),
     ("no last token", batch((0, 0, [-1])), "token_ids[0] -1, but no step has sampled a token for slot 0"),
@@ -198,7 +198,7 @@ BAD_BATCHES: list[tuple[str, StepBatch, str]] = [
     ("page of a free slot", batch((0, 0, [1]), updates=[(3, 0, 0)]), "page_updates[0]: slot 3 is not bound"),
     ("sample row", batch((0, 0, [1]), samples=[1]), "sample_rows[0] 1, expected 0 to 0"),
     ("negative sample row", batch((0, 0, [1]), samples=[-1]), "sample_rows[0] -1, expected 0 to 0"),
-    ("samples of one", batch((0, 0, [1, 1]), (1, 0, [1]), samples=[0, 1]), "sample_rows[1] 1: its sequence is"),
+    ("samples of one", batch((0, 0, [1, 1]), (1, 0, [1]), samples=[0, 1]), "sample_rows[1] 1: its sequence has"),
     ("samples order", batch((0, 0, [1]), (1, 0, [1]), samples=[1, 0]), "sample_rows[1] 0, expected 2 to 1"),
     ("first start", replace(batch((0, 0, [1])), seq_starts=ints(1, 1)), "seq_starts[0] 1, expected 0"),
     ("last start", replace(batch((0, 0, [1, 2])), seq_starts=ints(0, 1)), "seq_starts[1] 1, expected num_rows 2"),
@@ -213,7 +213,11 @@ BAD_BATCHES: list[tuple[str, StepBatch, str]] = [
         replace(batch((0, 0, [1, 1])), positions=ints(0, 2)),
         "positions[1] 2, expected 1: a sequence's positions are consecutive",
     ),
-    ("rows of no sequence", replace(batch((0, 0, [1])), seq_slots=ints(), seq_starts=ints(0)), "num_samples 1"),
+    (
+        "rows of no sequence",
+        replace(batch((0, 0, [1])), seq_slots=ints(), seq_starts=ints(0)),
+        "seq_starts[0] 0, expected num_rows 1",
+    ),
 ]
 
 

@@ -1,6 +1,8 @@
 """A byte-level tokeniser in which <tool_call> and its like are tokens, and what a grammar makes of a text."""
 
+from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
@@ -33,6 +35,28 @@ TAG_IDS = {
 @lru_cache(maxsize=1)
 def _guidance() -> LLTokenizer:
     return LLTokenizer(tokenizer().to_str(), eos_token=tokenizer().token_to_id(EOS))
+
+
+# The scripted engine's 50 tokens: characters, the end of the reasoning, the end of the text.
+CHARACTERS = '0123456789{}[]":,.- abcdefghijklmnopqrstuvwxyzABCDEF\n_'[:48]
+END_OF_THINKING, END_OF_TEXT = 48, 49
+
+
+def write_small_tokenizer(directory: Path) -> Path:
+    """`directory` with a tokenizer.json of CHARACTERS, END_OF_THINKING and END_OF_TEXT."""
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    vocab = {byte_level.pre_tokenize_str(character)[0][0]: i for i, character in enumerate(CHARACTERS)}
+    made = Tokenizer(models.BPE(vocab, []))
+    made.pre_tokenizer = byte_level
+    made.decoder = ByteLevel()
+    made.add_special_tokens([AddedToken("</think>", special=True), AddedToken("<|end|>", special=True)])
+    made.save(str(directory / "tokenizer.json"))
+    return directory
+
+
+def small_text(token_ids: Sequence[int]) -> str:
+    """What the small tokeniser's ids spell, without an end of the text."""
+    return "".join(CHARACTERS[i] for i in token_ids if i != END_OF_TEXT)
 
 
 def verdict(constraint: engine_pb2.Constraint, text: str, *, spelled: bool = False) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine_worker.runtime.records import Int32Array, Sampling, StepBatch, StepResult
+from engine_worker.runtime.records import Int32Array, MaskArray, Sampling, StepBatch, StepResult
 
 VOCAB = 50
 MAX_LOGPROBS = 20
@@ -31,11 +31,21 @@ def attend(values: Sequence[int]) -> int:
     return sum((index + 1) * value for index, value in enumerate(values)) & _MASK
 
 
-def choose(state: int, seen: int, sampling: Sampling, num_sampled: int, poison: frozenset[int]) -> int:
-    """The next token of a history; `poison`: seeds whose third token has no finite logit."""
+def choose(
+    state: int,
+    seen: int,
+    sampling: Sampling,
+    num_sampled: int,
+    poison: frozenset[int],
+    mask: MaskArray | None = None,
+) -> int:
+    """The next token of a history; `poison`: seeds whose third token has no finite logit; `mask`: those it may be."""
     if sampling.seed in poison and num_sampled == 2:
         return -1
     token = mix(state ^ seen, sampling.seed) % VOCAB
+    if mask is not None:
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[:VOCAB])
+        return int(allowed[token % len(allowed)]) if len(allowed) else -1
     while num_sampled < sampling.min_tokens and token in sampling.stop_ids:
         token = (token + 1) % VOCAB
     return token
@@ -85,6 +95,8 @@ class ScriptedEngine:
         self.before_collect: Callable[[int], None] = lambda step: None
         self.calls: list[str] = []
         self._collected = 0
+        self._held: deque[StepBatch] = deque()
+        self._masks: deque[MaskArray] = deque()
         self._work: deque[Callable[[], StepResult | None]] = deque()
 
     def bind_slot(self, slot: int, sampling: Sampling, prompt: Int32Array, sampled: Int32Array) -> None:
@@ -110,7 +122,15 @@ class ScriptedEngine:
         copy = deepcopy(batch)
         self.calls.append("submit")
         self.steps.append(copy)
+        if copy.num_masks:
+            self._held.append(copy)
         self._work.append(lambda: self._run(copy))
+
+    def set_masks(self, masks: MaskArray) -> None:
+        assert self._held, "no step is held"
+        assert masks.shape == (self._held.popleft().num_masks, -(-VOCAB // 32))
+        self.calls.append("masks")
+        self._masks.append(masks.copy())
 
     @property
     def uncollected(self) -> int:
@@ -132,11 +152,14 @@ class ScriptedEngine:
         sample_rows = batch.sample_rows.tolist()
         assert sample_rows == sorted(set(sample_rows))
         sampled: list[int] = []
+        masks = self._masks.popleft() if batch.num_masks else None
         for number, slot in enumerate(batch.seq_slots.tolist()):
             for row in range(int(batch.seq_starts[number]), int(batch.seq_starts[number + 1])):
                 state = self._compute(slot, int(batch.token_ids[row]), int(batch.positions[row]))
                 if row in sample_rows:
-                    sampled.append(self._sample(slot, state, int(batch.positions[row])))
+                    place = -1 if batch.sample_masks is None else int(batch.sample_masks[len(sampled)])
+                    mask = None if masks is None or place < 0 else masks[place]
+                    sampled.append(self._sample(slot, state, int(batch.positions[row]), mask))
         assert len(sampled) == len(sample_rows)
         return step_result(sampled)
 
@@ -148,10 +171,10 @@ class ScriptedEngine:
         self.pages[table[-1], position % self.page_size] = value
         return value
 
-    def _sample(self, slot: int, value: int, position: int) -> int:
+    def _sample(self, slot: int, value: int, position: int, mask: MaskArray | None) -> int:
         state = self.slots[slot]
         num_sampled = position + 1 - state.sampling.prompt_len
-        token = choose(value, state.seen, state.sampling, num_sampled, self.poison)
+        token = choose(value, state.seen, state.sampling, num_sampled, self.poison, mask)
         if token >= 0:
             state.last_token = token
             if has_penalties(state.sampling):

@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from engine_worker.constraints.masks import MaskFiller
 from engine_worker.errors import DeviceError
 from engine_worker.runtime.loop import EngineLoop, LoopOutputs
 from engine_worker.runtime.records import Sampling
@@ -16,7 +17,7 @@ from engine_worker.runtime.step import StepPacker
 from engine_worker.scheduler.request import Finish, Reason
 from engine_worker.scheduler.scheduler import Scheduler
 from tests.unit.scheduler_driver import PAGE, limits, make_request
-from tests.unit.scripted_engine import ScriptedEngine, undisturbed
+from tests.unit.scripted_engine import VOCAB, ScriptedEngine, undisturbed
 
 
 class Harness:
@@ -32,7 +33,8 @@ class Harness:
         self.started: list[int] = []
         self.failure: str | None = None
         packer = StepPacker(sizes.max_step_tokens, sizes.max_running, sizes.max_context // PAGE)
-        self.loop = EngineLoop(self.engine, self.scheduler, packer, self.delivered.put, max_in_flight=2)
+        masks = MaskFiller(sizes.max_running, VOCAB)
+        self.loop = EngineLoop(self.engine, self.scheduler, packer, masks, self.delivered.put, max_in_flight=2)
 
     def read(self) -> LoopOutputs:
         outputs = self.delivered.get(timeout=30)

@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import grpc
 
+from engine_worker.constraints.compiler import ConstraintCompiler
+from engine_worker.constraints.masks import MaskFiller
 from engine_worker.runtime.loop import EngineLoop
 from engine_worker.runtime.step import StepPacker
 from engine_worker.scheduler.limits import Limits
@@ -79,6 +82,7 @@ async def running_worker(
     per_stream: int = 200,
     telemetry: Telemetry = _OFF,
     listen: str = "127.0.0.1:0",
+    model: Path | None = None,
 ) -> AsyncIterator[Worker]:
     limits = limits or worker_limits()
     engine = ScriptedEngine(limits.num_pages, limits.page_size)
@@ -86,10 +90,12 @@ async def running_worker(
         engine_pb2.GetInfoResponse(model_name="scripted", vocab_size=VOCAB, max_context=limits.max_context),
         Validator(VOCAB, (EOS,), limits),
         Admission(max_waiting, max_waiting_tokens, per_stream),
-        WorkerTelemetry(telemetry),
+        compiler=ConstraintCompiler(model or Path(), VOCAB, (EOS,)),
+        telemetry=WorkerTelemetry(telemetry),
     )
     packer = StepPacker(limits.max_step_tokens, limits.max_running, limits.max_context // limits.page_size)
-    loop = EngineLoop(engine, Scheduler(limits), packer, service.deliver, max_in_flight=2)
+    masks = MaskFiller(limits.max_running, VOCAB)
+    loop = EngineLoop(engine, Scheduler(limits), packer, masks, service.deliver, max_in_flight=2)
     service.attach(loop)
     loop.start()
 

@@ -129,6 +129,9 @@ typedef struct glm_step_inputs {
   float* out_logprobs;     /* [S]: log-softmax of the model's own logits (no penalty, no temperature) at the token */
   int32_t* out_top_ids;    /* [S][GLM_MAX_LOGPROBS]: best first, ties by lower id */
   float* out_top_logprobs; /* [S][GLM_MAX_LOGPROBS] */
+  int32_t* sample_masks;   /* [S]: the row of `masks` with the tokens that may be sampled; -1: any may */
+  int32_t* forced_tokens;  /* [S]: reported in place of a sampled token, and no state changes; -1: sample */
+  uint32_t* masks;         /* [masks][ceil(vocab / 32)]: bit id % 32 of word id / 32; written before `sample` only */
 } glm_step_inputs;
 
 /* ---- operations: one args struct each; `rows` first, because it alone varies from step to step ---- */
@@ -324,13 +327,15 @@ typedef struct glm_gather_rows_args {
  * device without a group chooses among its own columns. With position p =
  * positions[sample_rows[s]] + 1 (of the token being sampled) and n = p - prompt_len tokens sampled before it:
  *  1. repetition: l = l > 0 ? l / r : l * r for every token seen in prompt or output; l -= frequency * times sampled;
- *     l -= presence if sampled at all; l += bias; stop ids become -inf while n < min_tokens. NaN logits count as -inf.
+ *     l -= presence if sampled at all; l += bias; stop ids become -inf while n < min_tokens, and whatever the
+ *     sample's mask does not have. NaN logits count as -inf.
  *  2. temperature 0: the largest l, ties to the lower id. Otherwise l /= temperature, then keep: the top_k largest; of
  *     those, the shortest prefix in order (l descending, id ascending) whose softmax sum (over what top_k kept)
  *     reaches top_p; of those, tokens with probability >= min_p * the largest. The best token is always kept.
  *  3. the kept token with the largest l + g, g = -log(-log(u)) (Gumbel-max: an exact draw, whatever order the tokens
  *     are visited in), u = ((x >> 9) + 0.5) * 2^-23 with x = word (id % 4) of philox4x32-10(counter = {id / 4, p, 0,
  *     0}, key = {seed low, seed high}).
+ * A sample with a forced token takes no step but reports that token, and leaves the slot as it is.
  * Writes out_token_ids and, if num_logprobs >= 0, out_logprobs and num_logprobs entries of out_top_*; sets
  * last_token[b]; adds one to counts[b][token]. If every logit is -inf or NaN the token is -1 and last_token and counts
  * stay: the runtime reports it.

@@ -113,8 +113,11 @@ typedef struct glm_step_batch {
   const int32_t* positions;   /* [num_rows] */
   const int32_t* seq_slots;   /* [num_seqs], each slot at most once */
   const int32_t* seq_starts;  /* [num_seqs + 1] */
-  const int32_t* sample_rows; /* [num_samples], ascending */
+  const int32_t* sample_rows; /* [num_samples], ascending; several of a sequence if all but its last row are forced */
   const glm_page_update* page_updates;
+  const int32_t* forced_tokens; /* [num_samples]; NULL: all are -1 */
+  const int32_t* sample_masks;  /* [num_samples], up to num_masks - 1; NULL: all are -1 */
+  int32_t num_masks;            /* above 0: the step is held before `sample` until glm_engine_set_masks; at most S */
 } glm_step_batch;
 
 typedef struct glm_step_result {
@@ -152,7 +155,10 @@ glm_status glm_engine_release_slot(glm_engine* engine, int32_t slot, glm_error* 
 
 /* Queue a step; at most GLM_MAX_IN_FLIGHT may be uncollected. GLM_INVALID_ARGUMENT leaves the engine as it was. */
 glm_status glm_engine_submit(glm_engine* engine, const glm_step_batch* batch, glm_error* error);
-/* Wait for the oldest uncollected step. GLM_INVALID_ARGUMENT if there is none. */
+/* The masks of the oldest step that is held for them: [num_masks][ceil(vocab / 32)], copied. Everything before `sample`
+ * runs meanwhile, so that masks may depend on the tokens of the step before. GLM_INVALID_ARGUMENT if none is held. */
+glm_status glm_engine_set_masks(glm_engine* engine, const uint32_t* masks, glm_error* error);
+/* Wait for the oldest uncollected step. GLM_INVALID_ARGUMENT if there is none, or it is held for its masks. */
 glm_status glm_engine_collect(glm_engine* engine, glm_step_result* out, glm_error* error);
 
 /* Tokens that experts have been given since create: for each moe_group of the rank's plan, in order, a number for each

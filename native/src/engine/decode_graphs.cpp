@@ -24,10 +24,11 @@ DecodeGraphs::DecodeGraphs(const Device& device, Executor& decode, glm_step_inpu
     : buckets_(make_buckets(max_rows)) {
   for (const int32_t rows : buckets_) {
     step.num_rows = step.num_seqs = step.num_samples = rows;
-    decode.run(rows, rows);
+    decode.run_forward(rows, rows);
+    decode.run_sample(rows, rows);
     device.synchronize();  // making a graph may wait for what runs on any device, and that may wait for another rank
     Graph graph(device);
-    decode.run(rows, rows);
+    decode.run_forward(rows, rows);
     graph.finish();
     graphs_.push_back(std::move(graph));
   }

@@ -1,4 +1,4 @@
-// The decode plan as graphs: recorded at start for a few numbers of rows (buckets), replayed in every step.
+// The decode plan but for `sample` as graphs: recorded at start for a few numbers of rows (buckets), replayed in every step.
 #pragma once
 
 #include <cstdint>

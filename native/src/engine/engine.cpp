@@ -111,11 +111,13 @@ void Engine::allocate_workspace() {
 }
 
 void Engine::allocate_steps() {
-  device_block_ = make_step_block(limits_, *scratch_arena_);
+  device_block_ = make_step_block(limits_, declarations_.vocab, *scratch_arena_);
   // Ops write of the results what was asked for, and all of them are copied out.
   device_->fill(device_block_.results, 0, device_block_.result_bytes);
   resources_.state.step = device_block_.step;
-  for (size_t i = 0; i < GLM_MAX_IN_FLIGHT + 1; ++i) staging_.emplace_back(*device_, limits_, *host_arena_);
+  for (size_t i = 0; i < GLM_MAX_IN_FLIGHT + 1; ++i) {
+    staging_.emplace_back(*device_, limits_, declarations_.vocab, *host_arena_);
+  }
   slot_binder_.emplace(*device_, resources_.state.slots, *host_arena_);
 }
 
@@ -239,14 +241,32 @@ void Engine::submit(const glm_step_batch& batch) {
   Staging& staging = staging_[submitted_ % staging_.size()];
   const bool replayed = graphs_ && batch.plan == GLM_PLAN_DECODE && batch.num_rows > 0;
   fill_staging(batch, *mirror_, replayed ? graphs_->bucket(batch.num_rows) : batch.num_rows, limits_, staging);
+  if (batch.num_masks > 0) held_.push_back(&staging);
   push({nullptr, &staging});
   ++submitted_;
+}
+
+void Engine::set_masks(const uint32_t* masks) {
+  throw_if_failed();
+  if (held_.empty()) fail(GLM_INVALID_ARGUMENT, "no step is held for masks, expected one with num_masks above 0");
+  const Staging& staging = *held_.front();
+  std::memcpy(staging.block.step.masks, masks, staging.block.mask_bytes(staging.num_masks));
+  held_.pop_front();
+  {
+    const std::lock_guard lock(mutex_);
+    ++masked_;
+  }
+  changed_.notify_all();
 }
 
 glm_step_result Engine::collect() {
   if (collected_ == submitted_) {
     throw_if_failed();
     fail(GLM_INVALID_ARGUMENT, "no step is in flight, expected a submit before collect");
+  }
+  if (!held_.empty() && held_.front() == &staging_[collected_ % staging_.size()]) {
+    throw_if_failed();
+    fail(GLM_INVALID_ARGUMENT, "the oldest step in flight is held, expected glm_engine_set_masks before collect");
   }
   {
     std::unique_lock lock(mutex_);
@@ -350,7 +370,12 @@ void Engine::run_command(const Command& command) {
 void Engine::run_step(Staging& step) {
   send_inputs(step);
   step.started.record();
-  run_plan(step);
+  run_forward(step);
+  if (step.num_masks > 0) {
+    if (!wait_for_masks()) return;
+    device_->copy_in(device_block_.step.masks, step.block.step.masks, step.block.mask_bytes(step.num_masks));
+  }
+  executors_[static_cast<size_t>(step.plan)].run_sample(step.block.step.num_rows, step.num_samples);
   device_->copy_out(step.block.results, device_block_.results, step.block.result_bytes);
   step.finished.record();
 }
@@ -360,15 +385,24 @@ void Engine::send_inputs(const Staging& step) {
   device_->update_pages(resources_.state.slots, device_block_.page_updates, step.num_page_updates);
 }
 
-void Engine::run_plan(const Staging& step) {
+void Engine::run_forward(const Staging& step) {
   const glm_step_inputs& from = step.block.step;
   exchange_log_.add(finished_, executors_[static_cast<size_t>(step.plan)], from.num_rows, from.num_samples);
+  set_counts(from);
   if (graphs_ && step.plan == GLM_PLAN_DECODE && from.num_rows > 0) {
     graphs_->launch(from.num_rows);
     return;
   }
-  set_counts(from);
-  executors_[static_cast<size_t>(step.plan)].run(from.num_rows, from.num_samples);
+  executors_[static_cast<size_t>(step.plan)].run_forward(from.num_rows, from.num_samples);
+}
+
+// False: they will not come. Masks come in the order of the steps that are held for them.
+bool Engine::wait_for_masks() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return masked_ > 0 || failed_ || stop_; });
+  if (masked_ == 0) return false;
+  --masked_;
+  return true;
 }
 
 void Engine::set_counts(const glm_step_inputs& from) {

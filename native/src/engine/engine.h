@@ -68,6 +68,7 @@ class Engine {
                  const int32_t* sampled, int32_t num_sampled);
   void release_slot(int32_t slot);
   void submit(const glm_step_batch& batch);
+  void set_masks(const uint32_t* masks);
   glm_step_result collect();
   // Of each moe_group, in order of the mixed plan, its experts' counters. Waits for steps in flight.
   void read_expert_loads(std::span<uint64_t> out);
@@ -95,7 +96,8 @@ class Engine {
   void run_command(const Command& command);
   void run_step(Staging& step);
   void send_inputs(const Staging& step);
-  void run_plan(const Staging& step);
+  void run_forward(const Staging& step);
+  bool wait_for_masks();
   void set_counts(const glm_step_inputs& from);
 
   void check_idle() const;
@@ -129,6 +131,7 @@ class Engine {
   // The caller's thread only.
   uint64_t submitted_ = 0;
   std::atomic<uint64_t> collected_ = 0;  // read by other threads too
+  std::deque<const Staging*> held_;      // steps without their masks, in order
   bool lost_ = false;                    // the device failed in a step that it had been given whole
 
   std::mutex stream_mutex_;             // the device's stream takes calls of one thread at a time
@@ -141,6 +144,7 @@ class Engine {
   std::optional<Failure> failed_;  // guarded by mutex_; set once
   bool stop_ = false;              // guarded by mutex_
   bool ready_ = false;             // guarded by mutex_: steps may run
+  int32_t masked_ = 0;             // guarded by mutex_: held steps whose masks are there and not used
   bool given_up_ = false;          // guarded by mutex_
   std::thread thread_;             // last: everything else exists while it runs
 };

@@ -52,6 +52,8 @@ void Engine::write_buffer(const std::string& name, int32_t rows, const void* dat
 glm_step_result Engine::run_ops(const glm_step_batch& batch, std::span<const int32_t> ops, int32_t repeats) {
   check_idle();
   if (repeats < 1) fail(GLM_INVALID_ARGUMENT, "repeats ", repeats, ", expected at least 1");
+  if (batch.num_masks != 0)
+    fail(GLM_INVALID_ARGUMENT, "num_masks ", batch.num_masks, ", expected 0: masks are for steps");
   mirror_->accept(batch);
   Executor& executor = executors_[static_cast<size_t>(batch.plan)];
   for (const int32_t op : ops) {

@@ -176,6 +176,11 @@ void RankSet::submit(const glm_step_batch& batch) {
   each([&](Engine& engine) { engine.submit(batch); });
 }
 
+void RankSet::set_masks(const uint32_t* masks) {
+  throw_if_failed();
+  each([&](Engine& engine) { engine.set_masks(masks); });
+}
+
 glm_step_result RankSet::collect() {
   std::optional<glm_step_result> result;  // the first rank's: all have the same
   each([&](Engine& engine) {

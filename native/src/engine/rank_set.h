@@ -29,6 +29,7 @@ class RankSet {
                  const int32_t* sampled, int32_t num_sampled);
   void release_slot(int32_t slot);
   void submit(const glm_step_batch& batch);
+  void set_masks(const uint32_t* masks);
   glm_step_result collect();
 
   // From any thread, beside any call.

@@ -20,6 +20,10 @@ void check_range(const char* what, int64_t index, int64_t value, int64_t low, in
   if (value < low || value > high) invalid(what, "[", index, "] ", value, ", expected ", low, " to ", high);
 }
 
+bool is_forced(const glm_step_batch& batch, int32_t sample) {
+  return batch.forced_tokens != nullptr && batch.forced_tokens[sample] >= 0;
+}
+
 }  // namespace
 
 SlotMirror::SlotMirror(const Limits& limits, int32_t vocab)
@@ -61,7 +65,8 @@ void SlotMirror::accept(const glm_step_batch& batch) {
 void SlotMirror::check_counts(const glm_step_batch& batch) const {
   check_range("num_rows", batch.num_rows, 0, limits_.max_rows);
   check_range("num_seqs", batch.num_seqs, 0, std::min(batch.num_rows, limits_.max_samples));
-  check_range("num_samples", batch.num_samples, 0, batch.num_seqs);
+  check_range("num_samples", batch.num_samples, 0, std::min(batch.num_rows, limits_.max_samples));
+  check_range("num_masks", batch.num_masks, 0, batch.num_samples);
   check_range("num_page_updates", batch.num_page_updates, 0, static_cast<int64_t>(pages_.size()));
   const auto check_array = [](const char* name, const void* array, int32_t count) {
     if (array == nullptr && count > 0) invalid(name, " is NULL, expected ", count, " elements");
@@ -161,14 +166,17 @@ void SlotMirror::check_samples(const glm_step_batch& batch) const {
   for (int32_t i = 0; i < batch.num_samples; ++i) {
     const int32_t row = batch.sample_rows[i];
     check_range("sample_rows", i, row, i > 0 ? int64_t{batch.sample_rows[i - 1]} + 1 : 0, batch.num_rows - 1);
-    if (row < batch.seq_starts[seq]) invalid("sample_rows[", i, "] ", row, ": its sequence is sampled twice");
+    if (row < batch.seq_starts[seq]) invalid("sample_rows[", i, "] ", row, ": its sequence has been sampled");
     while (row >= batch.seq_starts[seq + 1]) ++seq;
-    ++seq;
+    if (!is_forced(batch, i)) ++seq;
+    if (batch.forced_tokens != nullptr) check_range("forced_tokens", i, batch.forced_tokens[i], -1, vocab_ - 1);
+    if (batch.sample_masks != nullptr) check_range("sample_masks", i, batch.sample_masks[i], -1, batch.num_masks - 1);
   }
 }
 
 void SlotMirror::note_samples(const glm_step_batch& batch) {
   for (int32_t i = 0, seq = 0; i < batch.num_samples; ++i) {
+    if (is_forced(batch, i)) continue;
     while (batch.sample_rows[i] >= batch.seq_starts[seq + 1]) ++seq;
     slots_[static_cast<size_t>(batch.seq_slots[seq])].sampled = true;
   }

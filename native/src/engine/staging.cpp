@@ -5,6 +5,15 @@
 namespace glm {
 namespace {
 
+// -1 each where there are none.
+void fill_choices(const int32_t* from, int32_t count, int32_t* to) {
+  if (from == nullptr) {
+    std::fill_n(to, count, -1);
+  } else {
+    std::copy_n(from, count, to);
+  }
+}
+
 void fill_rows(const glm_step_batch& batch, glm_step_inputs& step) {
   step.num_rows = batch.num_rows;
   step.num_seqs = batch.num_seqs;
@@ -18,6 +27,8 @@ void fill_rows(const glm_step_batch& batch, glm_step_inputs& step) {
     std::fill(step.row_slots + batch.seq_starts[seq], step.row_slots + batch.seq_starts[seq + 1], batch.seq_slots[seq]);
   }
   for (int32_t i = 0; i < batch.num_samples; ++i) step.sample_slots[i] = step.row_slots[batch.sample_rows[i]];
+  fill_choices(batch.forced_tokens, batch.num_samples, step.forced_tokens);
+  fill_choices(batch.sample_masks, batch.num_samples, step.sample_masks);
 }
 
 }  // namespace
@@ -38,6 +49,7 @@ void pad_decode(int32_t first, int32_t end, const Limits& limits, glm_step_input
     step.positions[row] = 0;
     step.row_slots[row] = step.seq_slots[row] = step.sample_slots[row] = limits.max_slots;
     step.sample_rows[row] = row;
+    step.sample_masks[row] = step.forced_tokens[row] = -1;
     step.seq_starts[row] = row;
   }
   step.seq_starts[end] = end;
@@ -49,6 +61,7 @@ void fill_staging(const glm_step_batch& batch, const SlotMirror& mirror, int32_t
   fill_rows(batch, staging.block.step);
   staging.plan = batch.plan;
   staging.num_samples = batch.num_samples;
+  staging.num_masks = batch.num_masks;
   if (padded_rows > batch.num_rows) pad_decode(batch.num_rows, padded_rows, limits, staging.block.step);
   // The device applies updates in any order: where two are for one entry, both bring what the last one says.
   staging.num_page_updates = batch.num_page_updates;

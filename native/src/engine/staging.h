@@ -15,8 +15,8 @@ namespace glm {
 
 // One submitted step and, once `finished` has passed, its results.
 struct Staging {
-  Staging(const Device& device, const Limits& limits, Arena& host_arena)
-      : block(make_step_block(limits, host_arena)), started(device), finished(device) {}
+  Staging(const Device& device, const Limits& limits, int32_t vocab, Arena& host_arena)
+      : block(make_step_block(limits, vocab, host_arena)), started(device), finished(device) {}
 
   glm_step_result result(uint64_t device_ns) const;
 
@@ -24,6 +24,7 @@ struct Staging {
   int32_t num_page_updates = 0;
   glm_plan_kind plan = GLM_PLAN_MIXED;
   int32_t num_samples = 0;  // of the caller: the block may hold padding beyond them
+  int32_t num_masks = 0;
   Event started;
   Event finished;
 };

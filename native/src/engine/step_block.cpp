@@ -32,7 +32,8 @@ size_t place_inputs(StepBlock& block, const Limits& limits) {
   for (int32_t** array : {&step.token_ids, &step.positions, &step.row_slots}) {
     *array = layout.array<int32_t>({limits.max_rows});
   }
-  for (int32_t** array : {&step.seq_slots, &step.sample_rows, &step.sample_slots}) {
+  for (int32_t** array :
+       {&step.seq_slots, &step.sample_rows, &step.sample_slots, &step.sample_masks, &step.forced_tokens}) {
     *array = layout.array<int32_t>({limits.max_samples});
   }
   step.seq_starts = layout.array<int32_t>({limits.max_samples + int64_t{1}});
@@ -52,11 +53,14 @@ size_t place_results(StepBlock& block, const Limits& limits) {
 
 }  // namespace
 
-StepBlock make_step_block(const Limits& limits, Arena& arena) {
+StepBlock make_step_block(const Limits& limits, int32_t vocab, Arena& arena) {
   StepBlock block{};
   block.inputs = static_cast<std::byte*>(arena.allocate_bytes("inputs of a step", place_inputs(block, limits)));
   block.result_bytes = place_results(block, limits);
   block.results = static_cast<std::byte*>(arena.allocate_bytes("results of a step", block.result_bytes));
+  block.mask_words = (static_cast<size_t>(vocab) + 31) / 32;
+  const size_t mask_bytes = Arena::byte_count("masks of a step", block.mask_bytes(1), {limits.max_samples});
+  block.step.masks = static_cast<uint32_t*>(arena.allocate_bytes("masks of a step", mask_bytes));
   place_inputs(block, limits);
   place_results(block, limits);
   return block;

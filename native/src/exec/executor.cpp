@@ -36,6 +36,12 @@ bool is_exchange(const BoundOp& op) {
   return op.args.index() == GLM_OP_ALL_REDUCE || op.args.index() == GLM_OP_SAMPLE;
 }
 
+Executor::Executor(const Device& device, std::vector<BoundOp> ops, OpMark& mark)
+    : device_(&device), ops_(std::move(ops)), mark_(&mark) {
+  const auto is_sample = [](const BoundOp& op) { return op.args.index() == GLM_OP_SAMPLE; };
+  sample_ = static_cast<size_t>(std::ranges::find_if(ops_, is_sample) - ops_.begin());
+}
+
 size_t Executor::workspace_bytes() const {
   size_t bytes = 0;
   for (const BoundOp& op : ops_) {
@@ -55,8 +61,12 @@ std::vector<const BoundOp*> Executor::exchanges(bool samples) const {
   return found;
 }
 
-void Executor::run(int32_t num_rows, int32_t num_samples) {
-  for (BoundOp& op : ops_) run_op(op, num_rows, num_samples);
+void Executor::run_forward(int32_t num_rows, int32_t num_samples) {
+  for (BoundOp& op : std::span(ops_).first(sample_)) run_op(op, num_rows, num_samples);
+}
+
+void Executor::run_sample(int32_t num_rows, int32_t num_samples) {
+  for (BoundOp& op : std::span(ops_).subspan(sample_)) run_op(op, num_rows, num_samples);
 }
 
 void Executor::run(std::span<const int32_t> ops, int32_t num_rows, int32_t num_samples) {

@@ -26,14 +26,16 @@ bool is_exchange(const BoundOp& op);
 
 class Executor {
  public:
-  Executor(const Device& device, std::vector<BoundOp> ops, OpMark& mark)
-      : device_(&device), ops_(std::move(ops)), mark_(&mark) {}
+  // One of `ops` is `sample`.
+  Executor(const Device& device, std::vector<BoundOp> ops, OpMark& mark);
 
   // The largest scratch that any op needs.
   size_t workspace_bytes() const;
 
-  // Calls every op in order. Throws GLM_DEVICE_ERROR or GLM_INTERNAL with the op's label at the first that fails.
-  void run(int32_t num_rows, int32_t num_samples);
+  // Calls the ops before `sample` in order, or it and what comes after. Throws GLM_DEVICE_ERROR or GLM_INTERNAL with
+  // the op's label at the first that fails.
+  void run_forward(int32_t num_rows, int32_t num_samples);
+  void run_sample(int32_t num_rows, int32_t num_samples);
   // Those of `ops`, which are places in the plan.
   void run(std::span<const int32_t> ops, int32_t num_rows, int32_t num_samples);
   // The ops in which ranks wait for each other, in order, of a step that samples rows or does not.
@@ -45,6 +47,7 @@ class Executor {
 
   const Device* device_;
   std::vector<BoundOp> ops_;
+  size_t sample_;  // its place
   OpMark* mark_;
 };
 
