@@ -27,7 +27,7 @@ from tests.kernels.cases_sample import request
 
 HIDDEN, VOCAB = 5120, 151552
 PATHS = {"by size": 0, "one shot": 1, "two shots": 2, "in place": 3}
-MESSAGE_BYTES = 2 << 20  # the largest that is sent unasked
+MESSAGE_BYTES = 4 << 20  # the largest that is sent unasked
 CALLS, REPLAYS, REPEATS = 20, 10, 5
 
 Call = Callable[[CudaBench, int], None]

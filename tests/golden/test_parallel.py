@@ -26,7 +26,8 @@ from tests.golden.table import most_ranks
 
 @pytest.fixture(autouse=True)
 def gpus(request: pytest.FixtureRequest) -> None:
-    tp = request.node.callspec.params.get("tp", 2) if hasattr(request.node, "callspec") else 2
+    callspec = getattr(request.node, "callspec", None)
+    tp = callspec.params.get("tp", 1) if callspec is not None else 1
     if tp > most_ranks():
         pytest.skip(f"{tp} ranks need a GPU each, this machine has {most_ranks()}")
 
@@ -127,10 +128,11 @@ def test_chunks_and_company_do_not_matter(name: str, tp: int) -> None:
             np.testing.assert_array_equal(logits[0], alone[i])
 
 
-def test_threads_of_a_rank_do_not_matter() -> None:
+@pytest.mark.parametrize("tp", [2])
+def test_threads_of_a_rank_do_not_matter(tp: int) -> None:
     name = "f32_8_kv_heads"
-    with open_session(BY_NAME[name].directory, num_threads=8, parallelism=Parallelism(2, 2)) as session:
-        np.testing.assert_array_equal(session.decode(tokens_of(name)), decoded(name, Parallelism(2, 2)))
+    with open_session(BY_NAME[name].directory, num_threads=8, parallelism=Parallelism(tp, tp)) as session:
+        np.testing.assert_array_equal(session.decode(tokens_of(name)), decoded(name, Parallelism(tp, tp)))
 
 
 @pytest.mark.parametrize(("tp", "ep"), UP_TO_8)
@@ -159,11 +161,12 @@ def test_a_slice_runs_by_itself(rank: int) -> None:
     assert sampled == [first + int(logits[-1].argmax())]
 
 
-def test_narrow_cache_on_ranks() -> None:
+@pytest.mark.parametrize("tp", [2, 8])
+def test_narrow_cache_on_ranks(tp: int) -> None:
     name = "f32_8_kv_heads"
     with open_session(BY_NAME[name].directory, "fp8") as session:
         one = session.decode(tokens_of(name))
-    with open_session(BY_NAME[name].directory, "fp8", parallelism=Parallelism(8, 8)) as session:
+    with open_session(BY_NAME[name].directory, "fp8", parallelism=Parallelism(tp, tp)) as session:
         error = relative_error(session.decode(tokens_of(name)), one)
     assert np.median(error) <= TOLERANCE["f32"]  # a key near the middle of two codes may take the other
 

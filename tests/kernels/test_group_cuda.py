@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.kernels import abi
-from tests.kernels.group import Group, open_group
+from tests.kernels.group import Group, count_gpus, open_group
 from tests.kernels.harness import Array, BoundTensor, Device, Table, assert_bits_equal, tensor
 
 BY_SIZE, ONE_SHOT, TWO_SHOTS, IN_PLACE = range(4)
@@ -29,7 +29,7 @@ def reduce_args(x: BoundTensor) -> abi.AllReduceArgs:
 
 
 @pytest.mark.parametrize("path", [ONE_SHOT, TWO_SHOTS, IN_PLACE], ids=["one shot", "two shots", "in place"])
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
 @pytest.mark.parametrize(("rows", "cols"), [(1, 8), (5, 31), (64, 5120), (200, 1100)])
 def test_every_path_gives_the_same_bits(
     cuda: Table, rng: np.random.Generator, act: np.dtype[Any], num_ranks: int, rows: int, cols: int, path: int
@@ -47,6 +47,30 @@ def test_every_path_gives_the_same_bits(
     cuda.library.glm_cuda_set_reduce_path(path)
     with open_group(cuda, num_ranks) as group:
         for _ in range(3):  # both sets of slots, and the first again
+            for found in group.each(run):
+                assert_bits_equal(found, total.astype(act))
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(1, 8), (5, 31), (37, 1100), (64, 5120), (129, 4096)])
+def test_gpus_without_peer_access_give_the_same_bits(
+    cuda: Table, rng: np.random.Generator, act: np.dtype[Any], rows: int, cols: int
+) -> None:
+    """Through host memory, and from 128 KB on through NCCL."""
+    if count_gpus() < 2:
+        pytest.skip("needs 2 GPUs")
+    parts = [(10 * rng.standard_normal((rows, cols))).astype(act) for _ in range(2)]
+    total = parts[0].astype(np.float32) + parts[1].astype(np.float32)
+
+    def run(rank: int, device: Device) -> Array:
+        x = tensor(parts[rank], cols + 8)
+        device.run(abi.Op.ALL_REDUCE, reduce_args(x))
+        return x.read()
+
+    cuda.library.glm_cuda_pretend_no_peers(1)
+    with open_group(cuda, 2) as group:
+        cuda.library.glm_cuda_pretend_no_peers(0)
+        assert "NCCL" in group.devices[0].description
+        for _ in range(3):
             for found in group.each(run):
                 assert_bits_equal(found, total.astype(act))
 

@@ -1,0 +1,116 @@
+"""A decode step of several GPUs from what one of them and two of them take, measured:
+`python -m tests.bench.projection SLICE.json COLLECTIVES.json`.
+
+Nothing here was run on 8 GPUs. The assumptions:
+- Ranks compute as the rank slice did alone: tokens choose experts evenly, and all ranks end an op at the same time.
+- Each norm that adds up its delta takes what it took on two GPUs, and the difference between a sum of the bytes that a
+  rank then sends and one of those that it sends to one other. A rank that sends in two shots sends 2 (n-1)/n messages,
+  in one shot n-1; times are those of two shots and of one shot on two GPUs, by bytes sent, drawn out in straight lines.
+- Links of 8 GPUs do not get in each other's way: each pair has the whole bandwidth through the switch.
+- Sampling exchanges what it exchanged on two GPUs, which the slice did not.
+- B200: what the slice takes at least, its floor, shrinks by the ratio of the memory's bandwidth, the rest of it not at
+  all; what sums take by bytes shrinks by the ratio of the links' bandwidth, and their latency stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HIDDEN, LAYERS, ACT_BYTES = 5120, 92, 2
+SUMS = 2 * LAYERS  # the norms that add up a delta: two a layer, without the first and with the head's
+SAMPLE_EXCHANGES = 3  # of top-p
+MEMORY_RATIO = 8.0 / 3.35  # TB/s, data sheets: B200, H100
+LINK_RATIO = 2.0  # NVLink 5, NVLink 4
+HOP_BYTES = 768 * 1024  # kernels/cuda/all_reduce.cu
+
+
+@dataclass(frozen=True)
+class Line:
+    """Microseconds of a sum by bytes sent."""
+
+    bytes_sent: Sequence[float]
+    microseconds: Sequence[float]
+
+    def at(self, size: float) -> float:
+        """Past the last of them as between the last two."""
+        beyond = max(0.0, size - self.bytes_sent[-1])
+        rise = (self.microseconds[-1] - self.microseconds[-2]) / (self.bytes_sent[-1] - self.bytes_sent[-2])
+        return float(np.interp(size, self.bytes_sent, self.microseconds)) + rise * beyond
+
+    def latency(self) -> float:
+        return self.microseconds[0]
+
+
+@dataclass(frozen=True)
+class Measured:
+    one_shot: Line
+    two_shots: Line
+    norms: dict[int, tuple[float, float]]  # rows: us without and with the sum
+
+    def added_by_sum(self, rows: int, ranks: int) -> tuple[float, float]:
+        """Microseconds that a norm takes longer for its sum: in all, and those of them that are latency."""
+        message = rows * HIDDEN * ACT_BYTES
+        saved = message * (ranks - 1) * (ranks - 2) / ranks
+        line, sent = (
+            (self.two_shots, 2 * message * (ranks - 1) / ranks)
+            if saved > HOP_BYTES
+            else (self.one_shot, message * (ranks - 1))
+        )
+        sizes = sorted(self.norms)
+        plain, fused = (float(np.interp(rows, sizes, [self.norms[size][i] for size in sizes])) for i in (0, 1))
+        added = fused - plain + line.at(sent) - self.one_shot.at(message)
+        return added, min(added, line.latency())
+
+
+def read_collectives(path: Path) -> Measured:
+    found = json.loads(path.read_text())
+    if found["ranks"] != 2:
+        raise SystemExit(f"{path}: of {found['ranks']} ranks, expected 2")
+    lines = {}
+    for name in ("one shot", "two shots"):
+        sums = [one for one in found["sums"] if name in one["microseconds"]]
+        lines[name] = Line([one["bytes"] for one in sums], [one["microseconds"][name] for one in sums])
+    norms: dict[int, dict[bool, float]] = {}
+    for one in found["exchanges"]:
+        if "norm" in one["name"]:
+            norms.setdefault(one["rows"], {})["all-reduce" in one["name"]] = one["microseconds"]
+    pairs = {rows: (times[False], times[True]) for rows, times in norms.items()}
+    return Measured(lines["one shot"], lines["two shots"], pairs)
+
+
+def project(case: dict[str, Any], measured: Measured, ranks: int) -> str:
+    rows = case["shape"]["batch"]
+    added, latency = measured.added_by_sum(rows, ranks)
+    sums, sums_latency = SUMS * added / 1e3, SUMS * latency / 1e3
+    sampling = SAMPLE_EXCHANGES * measured.one_shot.latency() / 1e3
+    step, floor = case["device_s"] * 1e3, case["floor_s"] * 1e3
+    h100 = step + sums + sampling
+    b200 = floor / MEMORY_RATIO + step - floor + sums_latency + (sums - sums_latency) / LINK_RATIO + sampling
+    return (
+        f"| {case['name'].removeprefix('decode ')} | {step:.2f} ms | {added:.1f} us | {sums + sampling:.2f} ms "
+        f"| {h100:.2f} ms | {rows / h100 * 1e3:,.0f} | {b200:.2f} ms | {rows / b200 * 1e3:,.0f} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("slice", type=Path, help="what tests.bench.rank_slice wrote")
+    parser.add_argument("collectives", type=Path, help="what tests.bench.collectives wrote, of two ranks")
+    asked = parser.parse_args()
+    slices, measured = json.loads(asked.slice.read_text()), read_collectives(asked.collectives)
+    print("| batch | rank slice | a sum adds | all sums and sampling | 8xH100 | tokens/s | 8xB200 | tokens/s |")
+    print("|---|---|---|---|---|---|---|---|")
+    for case in slices["cases"]:
+        if case["shape"]["decode"]:
+            print(project(case, measured, slices["tp"]))
+
+
+if __name__ == "__main__":
+    main()
