@@ -14,7 +14,7 @@ namespace glm::cuda {
 constexpr int kMaxPeers = 32;                     /* ranks of a group */
 constexpr int kLanes = 256;                       /* blocks of a kernel that exchange words at once */
 constexpr int kLaneWords = 1024;                  /* of one block: a thread each */
-constexpr size_t kMessageBytes = size_t{2} << 20; /* of one rank, in one operation */
+constexpr size_t kMessageBytes = size_t{4} << 20; /* of one rank, in one operation */
 
 /* Of this rank alone. */
 struct ExchangeHeader {

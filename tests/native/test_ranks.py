@@ -152,6 +152,17 @@ def test_a_device_that_hangs_is_named(engine: Engine, faults: FaultTable) -> Non
     assert engine.progress().where == ""
 
 
+def test_a_failure_tells_where_the_devices_are(engine: Engine, faults: FaultTable) -> None:
+    bind(engine, 0)
+    for rank, begun in enumerate((1, 0, 1)):
+        faults.set_begun(rank, begun)
+    faults.on_rank(1)
+    faults.fail(Op.ALL_REDUCE, GLM_DEVICE_ERROR)
+    engine.submit(batch((0, 0, [1]), updates=[(0, 0, 0)]))
+    with pytest.raises(DeviceError, match=r"^rank 1: op all_reduce .* in step 0 \(.*rank 1 in op all_reduce reduce"):
+        engine.collect()
+
+
 def test_progress_counts_the_ops_of_all_ranks(engine: Engine) -> None:
     bind(engine, 0)
     before = engine.progress()

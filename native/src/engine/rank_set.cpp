@@ -120,10 +120,17 @@ Failure RankSet::of_rank(size_t rank, const Failure& failure) const {
   return Failure(failure.status(), text("rank ", rank, ": ", failure.what()));
 }
 
+// GPUs that share memory fail together: which of them began it, and in which op, only their progress tells.
+Failure RankSet::with_places(const Failure& failure) const {
+  const std::string where = group_.progress().empty() ? "" : progress().where;
+  return where.empty() ? failure : Failure(failure.status(), text(failure.what(), " (", where, ")"));
+}
+
 void RankSet::note_failure(size_t rank, const Failure& failure) {
+  const Failure told = with_places(of_rank(rank, failure));
   {
     const std::lock_guard lock(mutex_);
-    if (!failed_) failed_.emplace(of_rank(rank, failure));
+    if (!failed_) failed_.emplace(told);
   }
   group_.abort();
 }

@@ -48,6 +48,7 @@ class RankSet {
   void note_failure(size_t rank, const Failure& failure);
   // As it is told: with the rank, if there are several.
   Failure of_rank(size_t rank, const Failure& failure) const;
+  Failure with_places(const Failure& failure) const;
   void throw_if_failed() const;
   // Calls `call(engine)` for each rank; a failure that ends the engine is told as the first one that happened.
   template <class Call>
