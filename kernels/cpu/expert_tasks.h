@@ -28,7 +28,6 @@ class ExpertTasks {
   void plan(const glm_expert_weights& weights, const int32_t* offsets, int num_threads) {
     offsets_ = offsets;
     rows_ = weights.rows;
-    num_threads_ = num_threads;
     int32_t touched = 0;
     for (int32_t e = 0; e < weights.count; ++e) touched += offsets[e + 1] > offsets[e];
     for (int32_t e = 0; e < weights.count; ++e) {
@@ -46,7 +45,7 @@ class ExpertTasks {
   int32_t num_tasks() const { return num_tasks_; }
 
   /* The task that the thread at `task` will probably run next. */
-  ExpertTask after(int64_t task) const { return (*this)[std::min<int64_t>(task + num_threads_, num_tasks_ - 1)]; }
+  ExpertTask after(int64_t task) const { return (*this)[std::min<int64_t>(task + 1, num_tasks_ - 1)]; }
 
   ExpertTask operator[](int64_t task) const {
     const auto i =
@@ -65,7 +64,6 @@ class ExpertTasks {
   int32_t rows_ = 0;
   int32_t touched_ = 0;
   int32_t num_tasks_ = 0;
-  int32_t num_threads_ = 1;
 };
 
 GLM_CPU_END

@@ -79,7 +79,7 @@ glm_status linear(glm_device* device, const glm_linear_args* args) {
     for (int64_t i = begin; i < end; ++i) {
       const Block block = find_block(args, row_blocks, i);
       const WeightMatrix matrix{args->parts[block.part], args->format, args->x.cols};
-      const WeightRows w{matrix, block.begin, block.rows, matrix.row(block.begin + threads * row_blocks[block.part])};
+      const WeightRows w{matrix, block.begin, block.rows, matrix.row(block.begin + block.rows)};
       for (int64_t t = 0; t < args->rows; t += kMatmulTokens) {
         const auto tokens = static_cast<int32_t>(std::min<int64_t>(kMatmulTokens, args->rows - t));
         matmul(w, x, {nullptr, 1}, t, tokens, out, scratch.kept.of(thread));

@@ -53,7 +53,8 @@ bool spin_until(Ready ready) {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads), threads_(new std::thread[num_threads]) {
+ThreadPool::ThreadPool(int num_threads)
+    : num_threads_(num_threads), threads_(new std::thread[num_threads]), cursors_(new Cursor[num_threads]) {
   try {
     for (int i = 1; i < num_threads_; ++i) threads_[i] = std::thread(&ThreadPool::worker, this, i);
   } catch (...) {
@@ -87,27 +88,40 @@ void ThreadPool::run(int64_t n, int64_t grain, Body body, void* context) {
   context_ = context;
   n_ = n;
   grain_ = grain;
+  chunks_ = chunks;
   done_.store(0, std::memory_order_relaxed);
   const uint32_t loop = loop_.load(std::memory_order_relaxed) + 1;
-  cursor_.store(static_cast<uint64_t>(loop) << 32 | chunks, std::memory_order_release);
+  for (int owner = 0; owner < num_threads_; ++owner) {
+    const uint32_t share = share_begin(owner + 1) - share_begin(owner);
+    cursors_[owner].value.store(static_cast<uint64_t>(loop) << 32 | share, std::memory_order_release);
+  }
   loop_.store(loop); /* sequentially consistent, so that notify_all sees every sleeper */
   loop_.notify_all();
   run_chunks(loop, 0);
   await_done(chunks);
 }
 
+uint32_t ThreadPool::share_begin(int owner) const {
+  return static_cast<uint32_t>(static_cast<uint64_t>(chunks_) * static_cast<uint32_t>(owner) /
+                               static_cast<uint32_t>(num_threads_));
+}
+
 void ThreadPool::run_chunks(uint32_t loop, int thread) {
-  uint64_t cursor = cursor_.load(std::memory_order_acquire);
+  for (int i = 0; i < num_threads_; ++i) run_share(loop, (thread + i) % num_threads_, thread);
+}
+
+void ThreadPool::run_share(uint32_t loop, int owner, int thread) {
+  std::atomic<uint64_t>& share = cursors_[owner].value;
+  uint64_t cursor = share.load(std::memory_order_acquire);
   while (cursor >> 32 == loop && static_cast<uint32_t>(cursor) != 0) {
-    if (!cursor_.compare_exchange_weak(cursor, cursor - 1, std::memory_order_acq_rel, std::memory_order_acquire))
+    if (!share.compare_exchange_weak(cursor, cursor - 1, std::memory_order_acq_rel, std::memory_order_acquire))
       continue;
     /* The claimed chunk keeps the loop alive: until it is counted as done, these members do not change. */
-    const auto left = static_cast<int64_t>(static_cast<uint32_t>(cursor));
-    const int64_t chunks = (n_ + grain_ - 1) / grain_;
-    const int64_t begin = (chunks - left) * grain_;
+    const int64_t begin = (share_begin(owner + 1) - static_cast<uint32_t>(cursor)) * grain_;
+    const uint32_t chunks = chunks_;
     body_(context_, begin, std::min(n_, begin + grain_), thread);
-    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(chunks)) done_.notify_one();
-    cursor = cursor_.load(std::memory_order_acquire);
+    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == chunks) done_.notify_one();
+    cursor = share.load(std::memory_order_acquire);
   }
 }
 

@@ -8,8 +8,10 @@
 
 namespace glm::cpu {
 
-/* Threads that share the chunks of one loop at a time; the caller is thread 0. Which thread runs a chunk is not fixed,
- * so a chunk's result may depend on its indices only. Workers spin briefly after a loop, then sleep. */
+/* Threads that share the chunks of one loop at a time; the caller is thread 0. Each starts with a run of adjacent chunks,
+ * so that two seldom write to one cache line or read one stream of memory, and then helps the others. Which thread runs a
+ * chunk is not fixed, so a chunk's result may depend on its indices only. Workers spin briefly after a loop, then sleep.
+ */
 class ThreadPool {
  public:
   using Body = void (*)(void* context, int64_t begin, int64_t end, int thread);
@@ -30,6 +32,8 @@ class ThreadPool {
   void worker(int thread);
   void await_loop(uint32_t seen);
   void run_chunks(uint32_t loop, int thread);
+  void run_share(uint32_t loop, int owner, int thread);
+  uint32_t share_begin(int owner) const;
   void await_done(uint32_t chunks);
   void stop();
 
@@ -40,10 +44,14 @@ class ThreadPool {
   void* context_ = nullptr;
   int64_t n_ = 0;
   int64_t grain_ = 1;
+  uint32_t chunks_ = 0;
 
-  /* Loop number in the high half, chunks not yet claimed in the low half: one compare-and-swap claims a chunk of that
-   * very loop. */
-  alignas(64) std::atomic<uint64_t> cursor_{0};
+  /* Of each thread's share of a loop: the loop's number in the high half, chunks not yet claimed in the low half. One
+   * compare-and-swap claims a chunk of that very loop. */
+  struct alignas(64) Cursor {
+    std::atomic<uint64_t> value{0};
+  };
+  std::unique_ptr<Cursor[]> cursors_;
   alignas(64) std::atomic<uint32_t> done_{0}; /* finished chunks */
   alignas(64) std::atomic<uint32_t> loop_{0};
   std::atomic<bool> stopping_{false};
