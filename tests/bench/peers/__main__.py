@@ -9,23 +9,22 @@ So the table gives the ratio of tokens a second raw, per byte that a step reads,
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gguf import GGUFReader
-from rich.console import Console
-from rich.table import Table
 
 from deploy.models.catalog import DEFAULT_MODEL, resolve_model
 from engine_worker.models import Model, build_model
 from tests.bench.peers.compare import Comparison, LlamaShape, Work, glm_work
-from tests.bench.peers.environment import ROOT, peer_python, q8_0_file
+from tests.bench.peers.environment import ROOT, can_import, peer_python, q8_0_file
 from tests.bench.peers.plot import draw
-from tests.bench.peers.protocol import PROMPT, Answer, Peer
+from tests.bench.peers.protocol import PROMPT, Peer
+from tests.bench.peers.report import Measured, report
 
+OURS = "glmserve"
 STEPS = {1: 96, 4: 48, 8: 32, 16: 24}  # measured in a run, by batch
 PREFILL = 512
 
@@ -55,42 +54,62 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5, help="pairs of runs a case (default: 5)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each engine")
     parser.add_argument("--cases", type=str, default="", help="only these, with commas between: decode-1,prefill-512")
-    parser.add_argument("--plot", action="store_true", help="draw build/peers/llama.png; needs matplotlib")
+    parser.add_argument(
+        "--torch-python",
+        type=Path,
+        default=Path(sys.executable),
+        help="has torch, transformers, gguf and accelerate",
+    )
+    parser.add_argument("--plot", action="store_true", help="draw build/peers/*.png; needs matplotlib")
     arguments = parser.parse_args()
+    cases = _cases(arguments.cases)
     python = peer_python()
     gguf = q8_0_file(python)
     checkpoint = resolve_model(DEFAULT_MODEL)
-    ours, theirs = _commands(python, gguf, checkpoint, arguments.threads)
-    loads = [_load_seconds(ours, theirs, turn) for turn in range(arguments.pairs)]
-    peers = (_start("glmserve", ours), _start("llama.cpp", theirs))
-    work = _work(build_model(checkpoint, "auto"), _shape(gguf))
-    cases = [_compare(peers, case, work[case.name], arguments.pairs) for case in _cases(arguments.cases)]
+    model, shape = build_model(checkpoint, "auto"), _shape(gguf)
+    sizes = [str(arguments.threads)]
+    ours = [sys.executable, "-m", "tests.bench.peers.glm_runner", str(checkpoint), *sizes]
+    others = {"llama.cpp": ([str(python), "-m", "tests.bench.peers.llama_runner", str(gguf), *sizes], shape)}
+    if can_import(arguments.torch_python, "torch, transformers, gguf, accelerate"):
+        command = [str(arguments.torch_python), "-m", "tests.bench.peers.torch_runner", str(gguf), *sizes]
+        others["transformers"] = (command, replace(shape, weight_bytes=4 * shape.weights, kv_bytes=4))
+    for name, (command, its_shape) in others.items():
+        found = _measure(name, ours, command, cases, _work(model, its_shape), arguments.pairs)
+        report(name, found, arguments.threads)
+        if arguments.plot:
+            draw(found.cases, name, ROOT / f"{name}.png")
+
+
+def _measure(
+    name: str,
+    ours: list[str],
+    theirs: list[str],
+    cases: list[Case],
+    work: dict[str, tuple[Work, Work]],
+    pairs: int,
+) -> Measured:
+    loads = [_load_seconds(name, ours, theirs, turn) for turn in range(pairs)]
+    peers = (_start(OURS, ours), _start(name, theirs))
+    compared = [_compare(peers, case, work[case.name], pairs) for case in cases]
     memory = [peer.ask(do="memory") for peer in peers]
     for peer in peers:
         peer.close()
-    _report(cases, loads, memory, arguments.threads)
-    if arguments.plot:
-        draw(cases, "llama.cpp", ROOT / "llama.png")
-
-
-def _commands(python: Path, gguf: Path, checkpoint: Path, threads: int) -> tuple[list[str], list[str]]:
-    ours = [sys.executable, "-m", "tests.bench.peers.glm_runner", str(checkpoint), str(threads)]
-    return ours, [str(python), "-m", "tests.bench.peers.llama_runner", str(gguf), str(threads)]
+    return Measured(compared, loads, memory)
 
 
 def _start(name: str, command: list[str]) -> Peer:
     return Peer(name, command, ROOT / f"{name}.log")
 
 
-def _load_seconds(ours: list[str], theirs: list[str], turn: int) -> tuple[float, float]:
+def _load_seconds(name: str, ours: list[str], theirs: list[str], turn: int) -> tuple[float, float]:
     """Of a process each, which then ends."""
-    commands = [("glmserve", ours), ("llama.cpp", theirs)]
+    commands = [(OURS, ours), (name, theirs)]
     seconds = {}
-    for name, command in commands if turn % 2 == 0 else commands[::-1]:
-        peer = _start(name, command)
-        seconds[name] = peer.load_s
+    for started, command in commands if turn % 2 == 0 else commands[::-1]:
+        peer = _start(started, command)
+        seconds[started] = peer.load_s
         peer.close()
-    return seconds["glmserve"], seconds["llama.cpp"]
+    return seconds[OURS], seconds[name]
 
 
 def _compare(peers: tuple[Peer, Peer], case: Case, work: tuple[Work, Work], pairs: int) -> Comparison:
@@ -132,43 +151,6 @@ def _shape(gguf: Path) -> LlamaShape:
         weights=sum(int(tensor.n_elements) for tensor in matrices),
         head_weights=next(int(tensor.n_elements) for tensor in matrices if tensor.name == "token_embd.weight"),
     )
-
-
-def _report(cases: list[Comparison], loads: list[tuple[float, float]], memory: list[Answer], threads: int) -> None:
-    table = Table(title=f"this engine and llama.cpp, {threads} threads, medians of {len(loads)} pairs")
-    for column in ("case", "ours, tokens/s", "llama.cpp", "ratio", "per byte", "per FLOP"):
-        table.add_column(column, justify="left" if column == "case" else "right")
-    for case in cases:
-        ours, theirs = case.tokens_per_s()
-        ratios = (case.ratio, case.ratio_per_byte, case.ratio_per_flop)
-        table.add_row(case.name, f"{ours:.1f}", f"{theirs:.1f}", *(f"{ratio:.2f}" for ratio in ratios))
-    console = Console()
-    console.print(table)
-    for name, best, usage in zip(
-        ("ours", "llama.cpp"), (min(times) for times in zip(*loads, strict=True)), memory, strict=True
-    ):
-        console.print(
-            f"{name}: load {best:.2f} s, peak {usage['peak_mb']:.0f} MB, private {usage['private_mb']:.0f} MB"
-        )
-    for case in cases:
-        mb, gflop = (
-            f"{case.our_work.bytes / 1e6:.0f} and {case.peer_work.bytes / 1e6:.0f} MB",
-            f"{case.our_work.flops / 1e9:.2f} and {case.peer_work.flops / 1e9:.2f} GFLOP",
-        )
-        console.print(f"{case.name}: a step takes {mb}, {gflop}", highlight=False)
-    result = {
-        "threads": threads,
-        "cases": [
-            asdict(case)
-            | {"ratio": case.ratio, "ratio_per_byte": case.ratio_per_byte, "ratio_per_flop": case.ratio_per_flop}
-            for case in cases
-        ],
-        "load_s": [{"ours": ours, "peer": peer} for ours, peer in loads],
-        "memory": {"ours": memory[0], "peer": memory[1]},
-    }
-    path = ROOT / "llama.json"
-    path.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"written to {path}")
 
 
 if __name__ == "__main__":

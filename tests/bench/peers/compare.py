@@ -20,7 +20,8 @@ class Work:
 
 @dataclass(frozen=True)
 class LlamaShape:
-    """Sizes of a model of llama's architecture. weight_bytes: of the tensors that a step reads in full."""
+    """Sizes of a model of llama's architecture. weight_bytes: of the tensors that a step reads in full; kv_bytes: of a
+    cached number."""
 
     layers: int
     heads: int
@@ -29,15 +30,16 @@ class LlamaShape:
     weight_bytes: int
     weights: int
     head_weights: int  # of `weights`, those of the output layer, which only sampled rows pass
+    kv_bytes: int = 2
 
     def work(self, tokens: int, samples: int, contexts: Sequence[int]) -> Work:
-        """`contexts`: each sequence's length after the step. Keys and values are f16."""
-        kv_bytes = sum(contexts) * self.layers * 2 * self.kv_heads * self.head_dim * 2
+        """`contexts`: each sequence's length after the step."""
+        cached = sum(contexts) * self.layers * 2 * self.kv_heads * self.head_dim * self.kv_bytes
         news = tokens // len(contexts)
         scored = sum(news * context - news * (news - 1) // 2 for context in contexts)
         products = tokens * (self.weights - self.head_weights) + samples * self.head_weights
         attention = scored * self.layers * 2 * self.heads * self.head_dim
-        return Work(self.weight_bytes + kv_bytes, 2.0 * (products + attention))
+        return Work(self.weight_bytes + cached, 2.0 * (products + attention))
 
 
 def glm_work(plan: Plan, tokens: int, samples: int, contexts: Sequence[int]) -> Work:

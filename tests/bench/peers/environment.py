@@ -30,7 +30,7 @@ sys.exit(llama_cpp.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode
 def peer_python() -> Path:
     """The Python that has llama_cpp; the first call builds it, which takes some ten minutes of one core."""
     python = ROOT / "venv" / "bin" / "python"
-    if _has_llama(python):
+    if can_import(python, "llama_cpp"):
         return python
     subprocess.run([sys.executable, "-m", "venv", ROOT / "venv"], check=True)
     environment = os.environ | {"CMAKE_ARGS": CMAKE_ARGS, "CMAKE_BUILD_PARALLEL_LEVEL": "1"}
@@ -56,6 +56,7 @@ def q8_0_file(python: Path) -> Path:
     return path
 
 
-def _has_llama(python: Path) -> bool:
-    check = [str(python), "-c", "import llama_cpp"]
+def can_import(python: Path, modules: str) -> bool:
+    """Whether that Python exists and has them."""
+    check = [str(python), "-c", f"import {modules}"]
     return python.exists() and subprocess.run(check, check=False, capture_output=True).returncode == 0
