@@ -1,0 +1,85 @@
+"""Tool calls and constraints on the embedded model, whose template shows no tools."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+
+from glmserve.inference.v1 import inference_pb2 as pb
+
+if TYPE_CHECKING:
+    from glmserve.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub as Stub
+
+CLOSED: dict[str, Any] = {"type": "object", "additionalProperties": False}
+WEATHER = {
+    **CLOSED,
+    "properties": {
+        "city": {"type": "string", "maxLength": 20},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["city", "days"],
+}
+
+
+def request(**fields: Any) -> pb.ChatRequest:
+    made = pb.ChatRequest(
+        messages=[pb.ChatMessage(role=pb.ROLE_USER, content="How is the weather in Paris?")],
+        tools=[
+            pb.Tool(name="weather", description="Of a city.", parameters_json_schema=json.dumps(WEATHER)),
+            pb.Tool(name="now", description="The time."),
+        ],
+        **fields,
+    )
+    made.sampling.max_tokens = 400
+    return made
+
+
+async def answer(stub: Stub, asked: pb.ChatRequest) -> tuple[str, list[tuple[str, Any]], pb.Finish]:
+    content, finish = "", pb.Finish()
+    calls: list[list[str]] = []
+    async for message in stub.Chat(asked):
+        content += message.content
+        for piece in message.tool_calls:
+            if piece.id:
+                calls.append([piece.name, ""])
+            calls[piece.index][1] += piece.arguments_json
+        if message.HasField("finish"):
+            finish = message.finish
+    return content, [(name, json.loads(arguments)) for name, arguments in calls], finish
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_a_call_of_a_named_tool_is_one_by_its_schema(stub: Stub, seed: int) -> None:
+    asked = request(tool_choice=pb.ToolChoice(name="weather"), sampling=pb.SamplingOptions(seed=seed, temperature=1))
+    content, [(name, arguments)], finish = await answer(stub, asked)
+    assert (content, name) == ("", "weather")
+    jsonschema.validate(arguments, WEATHER)
+    assert finish.reason == pb.FINISH_REASON_TOOL_CALLS
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_required_call_is_one_of_the_tools(stub: Stub, seed: int) -> None:
+    choice = pb.ToolChoice(mode=pb.TOOL_MODE_REQUIRED)
+    sampling = pb.SamplingOptions(seed=seed, temperature=1)
+    asked = request(tool_choice=choice, parallel_tool_calls=False, sampling=sampling)
+    _, [(name, arguments)], finish = await answer(stub, asked)
+    assert name in ("weather", "now")
+    jsonschema.validate(arguments, WEATHER if name == "weather" else {"type": "object"})
+    assert finish.reason == pb.FINISH_REASON_TOOL_CALLS
+
+
+async def test_constrained_content_beside_tools(stub: Stub) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
+        "additionalProperties": False,
+    }
+    constraint = pb.OutputConstraint(json_schema=json.dumps(schema))
+    asked = request(constraint=constraint, sampling=pb.SamplingOptions(temperature=1, seed=1))
+    content, calls, _ = await answer(stub, asked)
+    if not calls:
+        jsonschema.validate(json.loads(content), schema)
