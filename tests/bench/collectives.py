@@ -162,7 +162,8 @@ def sample_args(bench: CudaBench, rank: int, num_ranks: int, rows: int, asked: a
     logits = bench.put((3 * rng.standard_normal((rows, end - first))).astype(np.float32))
     rows_of = [bench.put(np.arange(rows, dtype=np.int32)) for _ in range(4)]
     outputs = [bench.alloc(rows * 4 * abi.MAX_LOGPROBS) for _ in range(4)]
-    step = abi.StepInputs(rows, rows, rows, *rows_of[:3], *rows_of[:2], *rows_of[2:4], *outputs)
+    nothing = [bench.put(np.full(rows, -1, np.int32)) for _ in range(2)]  # masked, forced
+    step = abi.StepInputs(rows, rows, rows, *rows_of[:3], *rows_of[:2], *rows_of[2:4], *outputs, *nothing)
     sampling = (abi.Sampling * rows)(*[asked] * rows)
     slots = abi.Slots(
         bench.put(np.frombuffer(bytes(sampling), np.uint8)),

@@ -2,14 +2,16 @@
 `python -m tests.bench.projection SLICE.json COLLECTIVES.json`.
 
 Nothing here was run on 8 GPUs. The assumptions:
-- Ranks compute as the rank slice did alone: tokens choose experts evenly, and all ranks end an op at the same time.
+- Ranks compute as the rank slice did alone, and tokens choose experts evenly, but by chance: a sum waits for the rank
+  that has the most experts to read. Each that it has more than the mean costs its bytes at the memory's bandwidth.
 - Each norm that adds up its delta takes what it took on two GPUs, and the difference between a sum of the bytes that a
   rank then sends and one of those that it sends to one other. A rank that sends in two shots sends 2 (n-1)/n messages,
   in one shot n-1; times are those of two shots and of one shot on two GPUs, by bytes sent, drawn out in straight lines.
 - Links of 8 GPUs do not get in each other's way: each pair has the whole bandwidth through the switch.
 - Sampling exchanges what it exchanged on two GPUs, which the slice did not.
-- B200: what the slice takes at least, its floor, shrinks by the ratio of the memory's bandwidth, the rest of it not at
-  all; what sums take by bytes shrinks by the ratio of the links' bandwidth, and their latency stays.
+- Ranks begin a step as far apart as two GPUs' ranks did: SKEW_MS, what their steps took beyond all of the above.
+- B200: what the slice takes at least, its floor, and the wait for experts shrink by the ratio of the memory's
+  bandwidth, the rest not at all; what sums take by bytes shrinks by the ratio of the links' bandwidth, and their latency stays.
 """
 
 from __future__ import annotations
@@ -29,6 +31,10 @@ SAMPLE_EXCHANGES = 3  # of top-p
 MEMORY_RATIO = 8.0 / 3.35  # TB/s, data sheets: B200, H100
 LINK_RATIO = 2.0  # NVLink 5, NVLink 4
 HOP_BYTES = 768 * 1024  # kernels/cuda/all_reduce.cu
+EXPERTS, TOP_K, EXPERT_LAYERS, EXPERT_BYTES = 160, 8, 89, 3 * 1536 * HIDDEN
+SKEW_MS = 0.05
+GPUS = ("8xH100", "tokens/s", "8xB200", "tokens/s")
+DRAWS = 400  # of a layer's choices
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,16 @@ class Measured:
         return added, min(added, line.latency())
 
 
+def experts_waited_for(rows: int, ranks: int) -> float:
+    """How many more experts than the mean the rank reads that reads the most."""
+    rng = np.random.default_rng(rows)
+    chosen = rng.random((DRAWS, rows, EXPERTS)).argpartition(TOP_K, axis=-1)[..., :TOP_K]
+    touched = np.zeros((DRAWS, EXPERTS), bool)
+    np.put_along_axis(touched, chosen.reshape(DRAWS, -1), True, axis=1)
+    by_rank = touched.reshape(DRAWS, ranks, -1).sum(axis=-1)
+    return float((by_rank.max(axis=-1) - by_rank.mean(axis=-1)).mean())
+
+
 def read_collectives(path: Path) -> Measured:
     found = json.loads(path.read_text())
     if found["ranks"] != 2:
@@ -85,17 +101,20 @@ def read_collectives(path: Path) -> Measured:
     return Measured(lines["one shot"], lines["two shots"], pairs)
 
 
-def project(case: dict[str, Any], measured: Measured, ranks: int) -> str:
+def project(case: dict[str, Any], measured: Measured, ranks: int, gb_per_s: float) -> str:
     rows = case["shape"]["batch"]
     added, latency = measured.added_by_sum(rows, ranks)
     sums, sums_latency = SUMS * added / 1e3, SUMS * latency / 1e3
     sampling = SAMPLE_EXCHANGES * measured.one_shot.latency() / 1e3
     step, floor = case["device_s"] * 1e3, case["floor_s"] * 1e3
-    h100 = step + sums + sampling
-    b200 = floor / MEMORY_RATIO + step - floor + sums_latency + (sums - sums_latency) / LINK_RATIO + sampling
+    waits = EXPERT_LAYERS * experts_waited_for(rows, ranks) * EXPERT_BYTES / gb_per_s / 1e6
+    h100 = step + sums + waits + sampling + SKEW_MS
+    b200 = (floor + waits) / MEMORY_RATIO + step - floor + sampling + SKEW_MS
+    b200 += sums_latency + (sums - sums_latency) / LINK_RATIO
+    exchanges = sums + sampling + SKEW_MS
     return (
-        f"| {case['name'].removeprefix('decode ')} | {step:.2f} ms | {added:.1f} us | {sums + sampling:.2f} ms "
-        f"| {h100:.2f} ms | {rows / h100 * 1e3:,.0f} | {b200:.2f} ms | {rows / b200 * 1e3:,.0f} |"
+        f"| {case['name'].removeprefix('decode ')} | {step:.2f} ms | {added:.1f} us | {exchanges:.2f} ms "
+        f"| {waits:.2f} ms | {h100:.2f} ms | {rows / h100 * 1e3:,.0f} | {b200:.2f} ms | {rows / b200 * 1e3:,.0f} |"
     )
 
 
@@ -105,11 +124,11 @@ def main() -> None:
     parser.add_argument("collectives", type=Path, help="what tests.bench.collectives wrote, of two ranks")
     asked = parser.parse_args()
     slices, measured = json.loads(asked.slice.read_text()), read_collectives(asked.collectives)
-    print("| batch | rank slice | a sum adds | all sums and sampling | 8xH100 | tokens/s | 8xB200 | tokens/s |")
-    print("|---|---|---|---|---|---|---|---|")
+    heads = ("batch", "rank slice", "a sum adds", "all exchanges", "waits for experts", *GPUS)
+    print("".join(f"| {head} " for head in heads) + "|\n" + "|---" * len(heads) + "|")
     for case in slices["cases"]:
         if case["shape"]["decode"]:
-            print(project(case, measured, slices["tp"]))
+            print(project(case, measured, slices["tp"], slices["read_gb_per_s"]))
 
 
 if __name__ == "__main__":
