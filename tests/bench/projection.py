@@ -11,7 +11,8 @@ Nothing here was run on 8 GPUs. The assumptions:
 - Sampling exchanges what it exchanged on two GPUs, which the slice did not.
 - Ranks begin a step as far apart as two GPUs' ranks did: SKEW_MS, what their steps took beyond all of the above.
 - B200: what the slice takes at least, its floor, and the wait for experts shrink by the ratio of the memory's
-  bandwidth, the rest not at all; what sums take by bytes shrinks by the ratio of the links' bandwidth, and their latency stays.
+  bandwidth, the rest not at all; what sums take by bytes shrinks by the ratio of the links' bandwidth, and their
+  latency stays.
 """
 
 from __future__ import annotations
