@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -31,6 +32,12 @@ class RouterConfig(ListenSettings, TelemetrySettings):
     )
     listen: str = Field(
         "127.0.0.1:50050", description="Address to serve on, HOST:PORT; port 0: any free one.", pattern=r"^.+:\d+$"
+    )
+    http_listen: str | None = Field(
+        None,
+        pattern=r"^.+:\d{1,5}$",
+        description="Address of the OpenAI and Anthropic APIs and of the chat page over HTTP, HOST:PORT; port 0: any "
+        "free one; unset: none. With the same certificates and keys.",
     )
     ready_file: Path | None = Field(
         None, description="Written with the bound address and the process id once it is listening."
@@ -68,7 +75,7 @@ class RouterConfig(ListenSettings, TelemetrySettings):
         "saves CPU here and in clients. 0: each step's tokens at once.",
     )
     max_message_bytes: int = Field(
-        4 << 20, ge=1 << 16, description="Largest request or response of the public API, bytes."
+        4 << 20, ge=1 << 16, description="Largest request, or message of a response, of the public API, bytes."
     )
     keys_file: Path | None = Field(
         None, description="TOML file of the API keys that callers must have (`glm key create`). Read when it changes."
@@ -113,8 +120,18 @@ class RouterConfig(ListenSettings, TelemetrySettings):
         return Channels(files, self.worker_tls_name)
 
     @property
+    def tls_files(self) -> TlsFiles | None:
+        """Of both fronts; None: plain text."""
+        return None if self.tls_cert is None else TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca)
+
+    @property
     def _callers_setting(self) -> str:
         return "keys_file or tls_client_ca"
+
+    @property
+    def _addresses(self) -> Mapping[str, str]:
+        http = {} if self.http_listen is None else {"http_listen": self.http_listen}
+        return {**super()._addresses, **http}
 
     @model_validator(mode="after")
     def _check_worker_tls(self) -> Self:

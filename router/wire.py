@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-import structlog
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from glmserve.service.status import InvalidArgumentError
-
-log = structlog.get_logger()
+from router.stall import StallWatch
 
 _SNIPPET_BYTES = 16
 
@@ -73,7 +71,7 @@ def _paced(handler: Callable[[Any, Any], Any], pace: StreamPace) -> Callable[[An
     """What `handler` yields, at the pace of the stream. While it waits here, the handler's source merges."""
 
     async def call(request: Message | Malformed, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-        watch = _StallWatch(pace.stall_s)
+        watch = StallWatch(pace.stall_s)
         try:
             async for response in handler(request, context):
                 sent = watch.sending()
@@ -85,46 +83,6 @@ def _paced(handler: Callable[[Any, Any], Any], pace: StreamPace) -> Callable[[An
             watch.close()
 
     return call
-
-
-class _StallWatch:
-    """Cancels the RPC's task when a response waits for its client too long.
-
-    A client that never reads would keep its place for ever: it answers pings, so its connection lives. One timer an
-    RPC, set again when it finds the client in time, because a timer for each message is dear.
-    """
-
-    def __init__(self, limit_s: float) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task
-        self._limit_s = limit_s
-        self._loop = asyncio.get_running_loop()
-        self.now = self._loop.time
-        self._since: float | None = None
-        self._timer = self._loop.call_later(limit_s, self._look)
-
-    def sending(self) -> float:
-        """A response waits from now on. Returns the time."""
-        self._since = now = self.now()
-        return now
-
-    def sent(self) -> None:
-        """The client has taken it."""
-        self._since = None
-
-    def close(self) -> None:
-        """The RPC is over."""
-        self._timer.cancel()
-
-    def _look(self) -> None:
-        now = self.now()
-        since = now if self._since is None else self._since
-        if now - since >= self._limit_s:
-            log.warning("client_stalled", limit_s=self._limit_s)
-            self._task.cancel()
-        else:
-            self._timer = self._loop.call_at(since + self._limit_s, self._look)
 
 
 def _parser(descriptor: Descriptor) -> Callable[[bytes], Message | Malformed]:

@@ -79,14 +79,17 @@ async def start_server(
     listen: str,
     max_message_bytes: int,
     security: ServerSecurity = ServerSecurity(),
+    *,
+    max_connections: int | None = None,
 ) -> GrpcServer:
     """Bind `listen` ("host:port", port 0: any free one) and start, with every service NOT_SERVING and LIVENESS SERVING.
 
-    `services`: full names of what `register` adds. Raises OSError: the address cannot be bound.
+    `services`: full names of what `register` adds. `max_connections`: all that the process may have, if not given.
+    Raises OSError: the address cannot be bound.
     """
     options = [
         *_OPTIONS,
-        ("grpc.max_allowed_incoming_connections", max(raise_file_limit() - _RESERVED_FILES, 1)),
+        ("grpc.max_allowed_incoming_connections", max_connections or connection_budget()),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
     ]
@@ -116,6 +119,11 @@ def _bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredenti
     return f"{listen.rpartition(':')[0]}:{port}"
 
 
+def connection_budget() -> int:
+    """Connections that the process may hold beside its own files: 2 or more. Raises its limit of open files."""
+    return max(raise_file_limit() - _RESERVED_FILES, 2)
+
+
 def raise_file_limit() -> int:
     """Let this process open as many files, and so connections, as it may without privilege. Returns how many."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -125,10 +133,14 @@ def raise_file_limit() -> int:
     return hard
 
 
-def write_ready_file(path: Path, address: str, *, tls: bool = False) -> None:
-    """Tell a launcher where we listen: {"address": ..., "pid": ..., "tls": ...}, appearing whole or not at all."""
+def write_ready_file(path: Path, address: str, *, tls: bool = False, http: str | None = None) -> None:
+    """Tell a launcher where we listen, as a JSON object that appears whole or not at all.
+
+    Its keys: address, pid, tls, and http, the address of an HTTP front, which is null if there is none.
+    """
     partial = path.with_name(f"{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps({"address": address, "pid": os.getpid(), "tls": tls}), encoding="utf-8")
+    found = {"address": address, "pid": os.getpid(), "tls": tls, "http": http}
+    partial.write_text(json.dumps(found), encoding="utf-8")
     partial.replace(path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
@@ -63,19 +64,26 @@ class ListenSettings(ServiceSettings):
 
     @model_validator(mode="after")
     def _check_exposure(self) -> Self:
-        if self.insecure or is_loopback(self.listen):
-            return self
+        for name, address in self._addresses.items():
+            self._check_address(name, address)
+        return self
+
+    def _check_address(self, name: str, address: str) -> None:
+        if self.insecure or is_loopback(address):
+            return
         if self.tls_cert is None:
             raise ValueError(
-                f"listen: {self.listen} is not loopback, where plain text is allowed; set tls_cert and tls_key, "
-                "or insecure"
+                f"{name}: {address} is not loopback, where plain text is allowed; set tls_cert and tls_key, or insecure"
             )
         if not self.knows_callers:
             raise ValueError(
-                f"listen: {self.listen} is not loopback, where anybody may call; set {self._callers_setting}, "
-                "or insecure"
+                f"{name}: {address} is not loopback, where anybody may call; set {self._callers_setting}, or insecure"
             )
-        return self
+
+    @property
+    def _addresses(self) -> Mapping[str, str]:
+        """Where clients are served, by setting."""
+        return {"listen": self.listen}
 
     @property
     def _callers_setting(self) -> str:

@@ -19,6 +19,7 @@ from glmserve.service.settings import ServiceSettings
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter
     from opentelemetry.trace import Tracer
+    from prometheus_client import CollectorRegistry
 
 # A collector that is away must not hold up a shutdown.
 _EXPORT_TIMEOUT_S = 2
@@ -43,26 +44,30 @@ class TelemetrySettings(ServiceSettings):
 
 @dataclass(frozen=True)
 class Telemetry:
-    """What is on. `metrics_address`: HOST:PORT that was really bound."""
+    """What is on. `registry`: what the meter's figures are read from. `metrics_address`: HOST:PORT really bound."""
 
     tracer: Tracer | None = None
     meter: Meter | None = None
+    registry: CollectorRegistry | None = None
     metrics_address: str | None = None
 
 
 @contextlib.contextmanager
-def running_telemetry(service: str, settings: TelemetrySettings) -> Iterator[Telemetry]:
+def running_telemetry(service: str, settings: TelemetrySettings, *, shows_metrics: bool = False) -> Iterator[Telemetry]:
     """Telemetry of this process for the time of the block; at its end the last spans are sent.
 
+    `shows_metrics`: the service has a place of its own to show them.
     Raises OSError: the metrics address cannot be bound.
     """
     with contextlib.ExitStack() as stack:
-        tracer = meter = address = None
+        tracer = meter = registry = address = None
         if settings.otlp_endpoint is not None:
             tracer = stack.enter_context(_tracer(service, settings.otlp_endpoint, settings.trace_ratio))
-        if settings.metrics_listen is not None:
-            meter, address = stack.enter_context(_meter(service, settings.metrics_listen))
-        yield Telemetry(tracer, meter, address)
+        if shows_metrics or settings.metrics_listen is not None:
+            meter, registry = stack.enter_context(_meter(service))
+        if registry is not None and settings.metrics_listen is not None:
+            address = stack.enter_context(_endpoint(registry, settings.metrics_listen))
+        yield Telemetry(tracer, meter, registry, address)
 
 
 @contextlib.contextmanager
@@ -84,27 +89,36 @@ def _tracer(service: str, endpoint: str, ratio: float) -> Iterator[Tracer]:
 
 
 @contextlib.contextmanager
-def _meter(service: str, listen: str) -> Iterator[tuple[Meter, str]]:
+def _meter(service: str) -> Iterator[tuple[Meter, CollectorRegistry]]:
     from opentelemetry.exporter.prometheus import PrometheusMetricReader  # noqa: PLC0415
     from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
     from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
-    from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415
+    from prometheus_client import CollectorRegistry  # noqa: PLC0415
     from prometheus_client.process_collector import ProcessCollector  # noqa: PLC0415
 
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
+    reader = PrometheusMetricReader(scope_info_enabled=False, registry=registry)
+    resource = Resource.create({"service.name": f"glmserve-{service}", "service.version": version("glmserve")})
+    provider = MeterProvider([reader], resource, shutdown_on_exit=False)
+    try:
+        yield provider.get_meter("glmserve"), registry
+    finally:
+        provider.shutdown()
+
+
+@contextlib.contextmanager
+def _endpoint(registry: CollectorRegistry, listen: str) -> Iterator[str]:
+    from prometheus_client import start_http_server  # noqa: PLC0415
+
     host, _, port = listen.rpartition(":")
     try:
         server, thread = start_http_server(int(port), host, registry)
     except (OSError, OverflowError) as error:
         raise OSError(f"cannot listen for metrics on {listen}: {error}") from None
-    reader = PrometheusMetricReader(scope_info_enabled=False, registry=registry)
-    resource = Resource.create({"service.name": f"glmserve-{service}", "service.version": version("glmserve")})
-    provider = MeterProvider([reader], resource, shutdown_on_exit=False)
     try:
-        yield provider.get_meter("glmserve"), f"{host}:{server.server_port}"
+        yield f"{host}:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
-        provider.shutdown()

@@ -1,0 +1,73 @@
+"""The routes, and what they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Depends, FastAPI, Request
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from glmserve.service.status import ServiceError
+from router.http import chat_completions, completions, health, models
+from router.http.call import HttpCall
+from router.http.errors import Failure, RouteError, refused_body
+from router.http.exchange import CALL
+from router.http.fields import Strict
+from router.http.schema_openai import ChatCompletionRequest, CompletionRequest
+from router.inference import InferenceCore
+
+Body = TypeVar("Body", bound=Strict)
+
+
+async def _call(request: Request) -> HttpCall:
+    call: HttpCall = getattr(request.state, CALL)
+    return call
+
+
+def _body(schema: type[Body]) -> Callable[[Request], Any]:
+    """Pydantic's own JSON reader: it knows no NaN, no half of a surrogate pair, and no endless nesting."""
+
+    async def read(request: Request) -> Body:
+        try:
+            return schema.model_validate_json(await request.body())
+        except ValidationError as error:
+            raise refused_body(error) from None
+
+    return read
+
+
+Call = Annotated[HttpCall, Depends(_call)]
+
+
+def build_app(core: InferenceCore, probes: health.Probes, interval_s: float) -> FastAPI:
+    """`interval_s`: least time between two events of a stream."""
+    app = FastAPI(title="glmserve", openapi_url=None, docs_url=None, redoc_url=None)
+    for kind in (HTTPException, ServiceError, Exception):
+        app.add_exception_handler(kind, _failed)
+    _add_openai(app, core, interval_s)
+    models.add(app, core)
+    health.add(app, probes)
+    return app
+
+
+def _add_openai(app: FastAPI, core: InferenceCore, interval_s: float) -> None:
+    @app.post("/v1/chat/completions")
+    async def chat_completion(
+        body: Annotated[ChatCompletionRequest, Depends(_body(ChatCompletionRequest))], call: Call
+    ) -> Response:
+        return await chat_completions.chat_completion(core, body, call, interval_s)
+
+    @app.post("/v1/completions")
+    async def completion(body: Annotated[CompletionRequest, Depends(_body(CompletionRequest))], call: Call) -> Response:
+        return await completions.completion(core, body, call, interval_s)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        message = f"{request.method} {request.url.path} is not served here"
+        error = RouteError(message, error.status_code, error.headers or {})
+    call: HttpCall = getattr(request.state, CALL)
+    return Failure.of(error, call.names).response(request.url.path, call.response_headers, call.request_id)
