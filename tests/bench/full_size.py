@@ -1,9 +1,9 @@
 """GLM-4.7-FP8 on all GPUs of a host: `python -m tests.bench.full_size --gpus 8 --out DIRECTORY`, in one ten-minute run.
 
 All ranks of one engine, exchanges included, synthetic weights of the published shapes, made by all ranks in parallel.
-First the layout is checked: a model of a few layers says the same on all GPUs as on one, within what sharded FP8 scales
-allow. Then prefill and decode, each step beside the floor of a rank; last, the ops of one rank, without exchanges.
-With fewer GPUs, `--layers` says how many of the 92 layers fit. Needs NumPy and the shared objects (GLM_LIBRARY_DIR).
+First the layout is checked: a model of a few layers in bf16 says the same on all GPUs as on one. Then prefill and
+decode, each step beside the floor of a rank; last, the ops of one rank, without exchanges. With fewer GPUs, `--layers`
+says how many of the 92 layers fit. Needs NumPy and the shared objects (GLM_LIBRARY_DIR).
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from engine_worker.models import Model, Parallelism
 from engine_worker.plan.cost import floor_seconds, step_cost
-from engine_worker.profile.shape import StepShape, bind, first_batch, next_batch, options_for
+from engine_worker.profile.shape import StepShape, bind, first_batch, options_for
 from engine_worker.profile.steps import time_steps
 from engine_worker.runtime.abi import Engine, Library, kernel_table_path
-from engine_worker.runtime.records import Sampling
+from engine_worker.runtime.records import Sampling, StepResult
 from tests.bench import rank_slice
 from tests.bench.rank_slice import PEAK_FLOPS, Case, load
 
 CHECK_LAYERS = 5
-CHECK_SHAPE = StepShape(batch=8, context=256)
-CHECK_STEPS = 8
-# Of a random model: one scale a shard moves logits by about 0.02, and the best two are often closer than that.
+# Prefill: pages filled with random keys would differ between layouts.
+CHECK_SHAPE = StepShape(batch=64, context=16, new=16, decode=False)
+# Of a random model in bf16: rounding in another order moves a few sequences to other experts, more to the other of two
+# near logits; hence the median. FP8 has a scale for each shard of a row, so that layouts differ by more.
 LEAST_AGREEMENT = 0.8
-MOST_LOGPROB_DIFFERENCE = 0.2
+MEDIAN_LOGPROB_DIFFERENCE = 0.05
 STEPS = 20
 
 
@@ -54,33 +54,26 @@ def fits(model: Model, case: Case, memory: float) -> bool:
     return case.shape.batch * case.shape.context * kv.layers * 2 * kv.kv_heads * kv.head_dim * element <= memory
 
 
-def say(model: Model) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-    """Greedy ids and their log-probabilities, [steps][sequences]."""
-    shape, ids, logprobs = CHECK_SHAPE, [], []
-    with Engine.create(options_for(model, "cuda", [shape])) as engine:
-        bind(engine, shape, Sampling(temperature=0.0, num_logprobs=0))
-        batch = first_batch(shape, engine.info().vocab)
-        for _ in range(CHECK_STEPS):
-            engine.submit(batch)
-            result = engine.collect()
-            ids.append(np.array(result.token_ids))
-            logprobs.append(np.array(result.logprobs))
-            batch = replace(next_batch(shape), token_ids=np.array(result.token_ids, np.int32))
-    return np.stack(ids), np.stack(logprobs)
+def say(parallelism: Parallelism) -> StepResult:
+    """Greedy ids and their log-probabilities, one a sequence."""
+    model = load(CHECK_LAYERS, "bf16", parallelism, quantized=False)
+    with Engine.create(options_for(model, "cuda", [CHECK_SHAPE])) as engine:
+        bind(engine, CHECK_SHAPE, Sampling(temperature=0.0, num_logprobs=0))
+        engine.submit(first_batch(CHECK_SHAPE, engine.info().vocab))
+        return engine.collect()
 
 
 def check_layout(gpus: int) -> dict[str, float]:
-    """Compare the first step, before other tokens make other texts. Raises AssertionError: the layout computes else."""
-    alone = say(load(CHECK_LAYERS, "bf16", Parallelism(1, 1)))
-    together = say(load(CHECK_LAYERS, "bf16", Parallelism(gpus, gpus)))
-    same = alone[0][0] == together[0][0]
-    difference = float(np.abs(alone[1][0] - together[1][0])[same].max(initial=0.0))
+    """All GPUs against one. Raises AssertionError: they compute something else."""
+    alone, together = say(Parallelism(1, 1)), say(Parallelism(gpus, gpus))
+    same = alone.token_ids == together.token_ids
+    difference = float(np.median(np.abs(alone.logprobs - together.logprobs)[same]))
     agreement = float(same.mean())
     print(
         f"{gpus} GPUs against one, {CHECK_LAYERS} layers: {agreement:.0%} of tokens, log-probabilities {difference:.3f}"
     )
     assert agreement >= LEAST_AGREEMENT, f"{agreement:.0%} of tokens agree, expected {LEAST_AGREEMENT:.0%}"
-    assert difference <= MOST_LOGPROB_DIFFERENCE, f"log-probabilities differ by {difference:.3f}"
+    assert difference <= MEDIAN_LOGPROB_DIFFERENCE, f"log-probabilities differ by {difference:.3f}"
     return {"agreement": agreement, "logprob_difference": difference}
 
 

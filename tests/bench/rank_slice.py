@@ -45,8 +45,11 @@ CASES = (
 )
 
 
-def load(layers: int, kv_dtype: Any, parallelism: Parallelism) -> Model:
+def load(layers: int, kv_dtype: Any, parallelism: Parallelism, *, quantized: bool = True) -> Model:
+    """`quantized`: FP8 as published; else bf16."""
     config = json.loads(CONFIG.read_text()) | {"num_hidden_layers": layers}
+    if not quantized:
+        del config["quantization_config"]
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "config.json").write_text(json.dumps(config))
         return build_model(Path(directory), kv_dtype, parallelism, synthetic_seed=0)
