@@ -13,7 +13,7 @@ namespace {
 
 /* What a second hop costs, as bytes that a rank's links carry meanwhile. */
 constexpr int64_t kHopBytes = 768 * 1024;
-/* Up to here, messages through host memory beat NCCL's start. */
+/* Without peer access: messages up to this size take one trip through host memory, larger ones NCCL. */
 constexpr size_t kHostMessageBytes = 128 * 1024;
 
 std::atomic<int32_t> forced_path{0};

@@ -39,7 +39,7 @@ struct ExchangeLayout {
     return words(kLanes, 0, 0) + (static_cast<size_t>(epoch % 2) * num_ranks + sender) * kMessageBytes;
   }
   __host__ __device__ size_t sums(uint32_t epoch) const {
-    return rows(2, 0) + 2 * num_ranks * kMessageBytes + epoch % 2 * kMessageBytes;
+    return rows(0, 0) + 2 * num_ranks * kMessageBytes + epoch % 2 * kMessageBytes;
   }
   __host__ __device__ size_t bytes() const { return sums(0) + 2 * kMessageBytes; }
 };

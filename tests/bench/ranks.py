@@ -1,7 +1,7 @@
 """What several GPUs cost over one rank's computing: `python -m tests.bench.ranks --out FILE`.
 
-A decode step of all ranks beside the same step of rank 0 alone, which exchanges nothing, on the published shapes of
-GLM-4.7-FP8 with synthetic weights and as many layers as asked for. Needs NumPy and the shared objects
+Decode steps and a prefill of all ranks beside the same steps of rank 0 alone, which exchanges nothing, on the published
+shapes of GLM-4.7-FP8 with synthetic weights and as many layers as asked for. Needs NumPy and the shared objects
 (GLM_LIBRARY_DIR), nothing else.
 """
 
@@ -32,13 +32,15 @@ def step_times(layers: int, parallelism: Parallelism, shapes: Sequence[StepShape
 
 def run(tp: int, layers: int, batches: Sequence[int]) -> dict[str, Any]:
     shapes = [StepShape(batch, CONTEXT) for batch in batches]
+    shapes.append(StepShape(1, CONTEXT, CONTEXT, decode=False))
     alone = step_times(layers, Parallelism(tp, tp, rank_slice=0), shapes)
     together = step_times(layers, Parallelism(tp, tp), shapes)
     cases = []
-    for batch, one, all_ranks in zip(batches, alone, together, strict=True):
+    for shape, one, all_ranks in zip(shapes, alone, together, strict=True):
+        name = f"decode batch {shape.batch}" if shape.decode else f"prefill {shape.new}"
         overhead = all_ranks / one - 1
-        cases.append({"batch": batch, "rank_slice_ms": one * 1e3, "ranks_ms": all_ranks * 1e3, "overhead": overhead})
-        print(f"batch {batch}: {one * 1e3:.3f} ms alone, {all_ranks * 1e3:.3f} ms of {tp} ranks, {overhead:+.1%}")
+        cases.append({"name": name, "rank_slice_ms": one * 1e3, "ranks_ms": all_ranks * 1e3, "overhead": overhead})
+        print(f"{name}: {one * 1e3:.3f} ms alone, {all_ranks * 1e3:.3f} ms of {tp} ranks, {overhead:+.1%}")
     return {"tp": tp, "layers": layers, "context": CONTEXT, "cases": cases}
 
 
