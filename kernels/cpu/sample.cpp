@@ -34,7 +34,7 @@ struct SampleResult {
 
 /* Sizes, and the scratch of every sample. */
 struct Work {
-  Work(std::byte* base, const glm_sample_args& args)
+  Work(std::byte* base, const glm_device* device, const glm_sample_args& args)
       : columns(args.logits.cols), chunks((columns + kChunk - 1) / kChunk), layout(base) {
     const auto n = static_cast<size_t>(args.rows);
     own = layout.take<SampleResult>(n);
@@ -42,11 +42,13 @@ struct Work {
     results = layout.take<ChunkResult>(n * chunks);
     block_max = layout.take<float>(n * chunks * (kChunk / kBlock));
     raw_logits = layout.take<float>(n * columns);
+    candidates = layout.take<float>(static_cast<size_t>(device->pool.num_threads()) * columns);
   }
 
   ChunkResult* results_of(int64_t sample) const { return results + sample * chunks; }
   float* block_max_of(int64_t sample) const { return block_max + sample * chunks * (kChunk / kBlock); }
   float* raw_of(int64_t sample) const { return raw_logits + sample * columns; }
+  float* candidates_of(int thread) const { return candidates + static_cast<int64_t>(thread) * columns; }
 
   int32_t columns;
   int32_t chunks;
@@ -56,6 +58,7 @@ struct Work {
   ChunkResult* results;
   float* block_max;
   float* raw_logits; /* the model's own, of samples that report log-probabilities */
+  float* candidates; /* each thread's, of the sample at hand */
 };
 
 /* One sample's inputs. */
@@ -130,13 +133,13 @@ void measure_chunk(const Request& request, const Work& work, int64_t sample, int
                  [&](const float* block, int32_t, int32_t) { add_to_bands(block, max, &bands); });
 }
 
-void cut_sample(const glm_sample_args& args, const Work& work, int64_t sample, Exchange& exchange) {
+void cut_sample(const glm_sample_args& args, const Work& work, int64_t sample, int thread, Exchange& exchange) {
   const Request request(args, sample);
   SampleResult& result = work.samples[sample];
   if (!request.draws() || result.best.id < 0) return;
   const int32_t vocab = exchange.alone() ? work.columns : args.slots->vocab;
-  const Distribution values{request.logits, work.block_max_of(sample), work.columns, request.first,
-                            vocab,          result.best.value};
+  const Distribution values{request.logits,    work.block_max_of(sample), work.columns, request.first, vocab,
+                            result.best.value, work.candidates_of(thread)};
   result.cut = find_cut(request.sampling, values, result.bands, exchange);
 }
 
@@ -244,8 +247,8 @@ void draw(glm_device* device, const glm_sample_args& args, const Work& work, Exc
   find_bands(work, args.rows, exchange);
   /* The ranks search in lockstep, sample by sample. */
   const int64_t grain = exchange.alone() ? 1 : args.rows;
-  parallel_for(device->pool, args.rows, grain, [&](int64_t begin, int64_t end, int) {
-    for (int64_t i = begin; i < end; ++i) cut_sample(args, work, i, exchange);
+  parallel_for(device->pool, args.rows, grain, [&](int64_t begin, int64_t end, int thread) {
+    for (int64_t i = begin; i < end; ++i) cut_sample(args, work, i, thread, exchange);
   });
   for_chunks(draw_chunk);
   find_drawn(work, args.rows, exchange);
@@ -253,12 +256,12 @@ void draw(glm_device* device, const glm_sample_args& args, const Work& work, Exc
 
 }  // namespace
 
-size_t sample_workspace(const glm_device*, const glm_sample_args* args) {
-  return Work(nullptr, *args).layout.bytes();
+size_t sample_workspace(const glm_device* device, const glm_sample_args* args) {
+  return Work(nullptr, device, *args).layout.bytes();
 }
 
 glm_status sample(glm_device* device, const glm_sample_args* args) {
-  const Work work(device->workspace, *args);
+  const Work work(device->workspace, device, *args);
   Exchange exchange(device);
   const auto for_chunks = [&](auto pass) {
     parallel_for(device->pool, int64_t{args->rows} * work.chunks, 1, [&](int64_t begin, int64_t end, int) {

@@ -64,6 +64,7 @@ struct Distribution {
   int32_t first; /* id of values[0] */
   int32_t vocab; /* tokens on all ranks */
   float max;     /* on all ranks */
+  float* room;   /* for as many values */
 };
 
 /* Larger values have smaller keys; 0 and -0 have the same. */
@@ -100,6 +101,8 @@ class PrefixSearch {
   static constexpr int kLevels = 3;
   static constexpr int kBits[kLevels] = {11, 11, 10};
   static constexpr int kShift[kLevels] = {21, 10, 0};
+  static constexpr int kMostBins = 1 << 11;
+  static constexpr int kInterleaved = 4;
 
   double weight(float value) const { return by_count_ ? 1.0 : exp_below(value, values_.max); }
 
@@ -114,26 +117,62 @@ class PrefixSearch {
     }
   }
 
-  /* Weights of the tokens whose key starts with `prefix`, by the key's next bits. Tokens that do not take part add 0 to some bin: in a
-   * flat distribution a branch would be mispredicted half of the time. */
+  /* Weights of the tokens whose key starts with `prefix`, by the key's next bits. */
   void count_bins(int level, uint32_t prefix) {
-    std::fill(bins_, bins_ + (1 << kBits[level]), 0.0);
+    std::fill(bins_, bins_ + kInterleaved * kMostBins, 0.0);
+    num_candidates_ = level == 0 ? 0 : keep_candidates(level, prefix);
+    if (level == 0) {
+      for_each_floored_block([&](const float* block, int32_t n) { count_block(level, block, n); });
+    } else {
+      for (int32_t i = 0; i < num_candidates_; i += kBlock) {
+        count_block(level, values_.room + i, std::min(kBlock, num_candidates_ - i));
+      }
+    }
+    for (int j = 1; j < kInterleaved; ++j) {
+      for (int bin = 0; bin < kMostBins; ++bin) bins_[bin] += bins_[j * kMostBins + bin];
+    }
+  }
+
+  /* Moves the values whose key starts with `prefix` to `room`; those of later levels are among those of the one before.
+   * Without branches: in a flat distribution half of them would be mispredicted. */
+  int32_t keep_candidates(int level, uint32_t prefix) const {
+    const int above = kShift[level] + kBits[level];
+    int32_t kept = 0;
+    const auto keep = [&](const float* values, int32_t n) {
+      for (int32_t i = 0; i < n; ++i) {
+        const float value = values[i];
+        values_.room[kept] = value;
+        kept += static_cast<int32_t>((value >= floor_) & ((descending_key(value) >> above) == prefix));
+      }
+    };
+    if (level == 1) {
+      for_each_floored_block(keep);
+    } else {
+      keep(values_.room, num_candidates_);
+    }
+    return kept;
+  }
+
+  /* Tokens below the floor add 0 to some bin. A flat distribution falls into few bins: neighbours add to bins of their own, which do not
+   * wait for each other. */
+  void count_block(int level, const float* block, int32_t n) {
     const uint32_t mask = (1u << kBits[level]) - 1;
-    const int above = level == 0 ? 0 : kShift[level] + kBits[level];
     float weights[kBlock];
     uint32_t bin[kBlock];
+    for (int32_t i = 0; i < n; ++i) {
+      const float weight = by_count_ ? 1.0f : exp_below(block[i], values_.max);
+      weights[i] = block[i] >= floor_ ? weight : 0.0f;
+      bin[i] =
+          ((descending_key(block[i]) >> kShift[level]) & mask) + static_cast<uint32_t>(i) % kInterleaved * kMostBins;
+    }
+    for (int32_t i = 0; i < n; ++i) bins_[bin[i]] += weights[i];
+  }
+
+  template <typename Visit>
+  void for_each_floored_block(Visit visit) const {
     for (int32_t begin = 0; begin < values_.columns; begin += kBlock) {
       if (values_.block_max[begin / kBlock] < floor_) continue;
-      const int32_t n = std::min(kBlock, values_.columns - begin);
-      const float* block = values_.values + begin;
-      for (int32_t i = 0; i < n; ++i) {
-        const uint32_t key = descending_key(block[i]);
-        const bool inside = (block[i] >= floor_) & ((level == 0) | ((key >> above) == prefix));
-        const float weight = by_count_ ? 1.0f : exp_below(block[i], values_.max);
-        weights[i] = inside ? weight : 0.0f;
-        bin[i] = (key >> kShift[level]) & mask;
-      }
-      for (int32_t i = 0; i < n; ++i) bins_[bin[i]] += weights[i];
+      visit(values_.values + begin, std::min(kBlock, values_.columns - begin));
     }
   }
 
@@ -181,7 +220,8 @@ class PrefixSearch {
   float floor_;
   bool by_count_;
   Exchange& exchange_;
-  double bins_[1 << 11];
+  int32_t num_candidates_ = 0;
+  double bins_[kInterleaved * kMostBins]; /* the first kMostBins are the sums */
 };
 
 /* The higher of two cuts. */
