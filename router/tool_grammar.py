@@ -21,7 +21,7 @@ from router.text.tool_calls import (
 )
 
 # As much as any pretty printer writes between two tokens; without a bound a model can write spaces for ever.
-JSON_SPACE = r"[ \n\r\t]{1,40}"
+JSON_SPACE = r"[ \t]{1,24}|\r?\n[ \t]{0,24}"
 _ANY_TEXT = "/(?s:.*)/"
 _SHARED = ("$defs", "definitions")
 # An escape, a class, or one character.

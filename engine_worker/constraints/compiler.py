@@ -27,8 +27,8 @@ _LIMITS = LLParserLimits(
 )
 # llguidance recurses from rule to rule: with less, a chain of rules in an allowed text overflows the stack.
 _STACK_BYTES = 256 << 20
-# Between the tokens of a JSON value: without a bound a model can write spaces for ever.
-_JSON_SPACE = r"[ \n\r\t]{1,40}"
+# Between the tokens of a JSON value, as pretty printers write it: without a bound a model can write spaces for ever.
+_JSON_SPACE = r"[ \t]{1,24}|\r?\n[ \t]{0,24}"
 
 
 class ConstraintError(Exception):

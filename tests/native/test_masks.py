@@ -17,6 +17,7 @@ from engine_worker.runtime.ranks import rank_options
 from engine_worker.runtime.records import EngineOptions, MaskArray, Sampling, StepBatch
 from tests.golden.cases import CASES
 from tests.golden.session import open_session
+from tests.kernels.isa import CUDA_DEVICE
 from tests.native.device_table import DeviceTable
 from tests.native.tiny import NO_TOKENS, batch, ints, step
 
@@ -27,8 +28,8 @@ SLOTS = 8
 def options(table: str, tp: int = 1) -> EngineOptions:
     model = build_model(CASE.directory, "auto", Parallelism(tp))
     return EngineOptions(
-        kernels_path=DeviceTable().path if table == "device" else kernel_table_path("cpu"),
-        ranks=rank_options(model),
+        kernels_path=DeviceTable().path if table == "device" else kernel_table_path(table),
+        ranks=rank_options(model, 0 if table == "cuda" else None),
         tensors=model.tensors,
         max_rows=64,
         max_samples=SLOTS,
@@ -39,9 +40,12 @@ def options(table: str, tp: int = 1) -> EngineOptions:
     )
 
 
-@pytest.fixture(params=["cpu", "device", "two ranks"])
+@pytest.fixture(params=["cpu", "device", "two ranks", pytest.param("cuda", marks=pytest.mark.gpu)])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    with Engine.create(options(request.param, 2 if request.param == "two ranks" else 1)) as made:
+    table = request.param
+    if table == "cuda" and not (CUDA_DEVICE.exists() and kernel_table_path(table).exists()):
+        pytest.skip("needs a GPU and `make cuda`")
+    with Engine.create(options("cpu", 2) if table == "two ranks" else options(table)) as made:
         yield made
 
 
