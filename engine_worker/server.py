@@ -231,6 +231,7 @@ def _make_service(config: WorkerConfig, loaded: Loaded, telemetry: Telemetry) ->
         total_pages=info.num_pages,
         version=version("glmserve"),
         step_timeout_ms=int(config.step_timeout_seconds * 1000),
+        prompt_logprobs=True,
     )
     validator = Validator(info.vocab, model.config.eos_token_ids, scheduler_limits(config, sizes))
     admission = Admission(

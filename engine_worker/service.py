@@ -175,6 +175,10 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         self._telemetry.stepped(outputs.steps)
         for key in outputs.started:
             self._backlog.started(key, now)
+        for key, scores in outputs.scores:
+            session = self._sessions.get(key[0])
+            if session is not None:
+                session.add_prompt_logprobs(key[1], [logprobs_message(each) for each in scores])
         for key, token_id, logprobs in outputs.tokens:
             session = self._sessions.get(key[0])
             if session is not None:
@@ -255,6 +259,8 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
             session.add_rejection(rejection)
             return
         session.open(submit.request_id, submit.trace_id)
+        if request.num_prompt_logprobs >= 0:
+            session.add_prompt_logprobs(submit.request_id, [engine_pb2.TokenLogprobs()])
         self._backlog.add(request.key, request.prompt_len, request.arrival)
         self._open_requests.add(request.key)
         self._none_open.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from glmserve.engine.v1 import engine_pb2
@@ -29,6 +30,8 @@ class SubscriberSession:
         self._aborted: set[int] = set()
         self._credit = 0
         self._tokens: dict[int, _Merged] = {}
+        # Of prompts whose first token has not been sent.
+        self._prompt_logprobs: dict[int, list[engine_pb2.TokenLogprobs]] = {}
         self._finishes: dict[int, engine_pb2.Finish] = {}
         self._rejections: list[engine_pb2.Rejection] = []
         self._changed = asyncio.Event()
@@ -63,6 +66,11 @@ class SubscriberSession:
 
     # ---- what is to be sent ----
 
+    def add_prompt_logprobs(self, request_id: int, logprobs: Sequence[engine_pb2.TokenLogprobs]) -> None:
+        """Of the next tokens of the prompt; they go with the first token."""
+        if request_id in self._open:
+            self._prompt_logprobs.setdefault(request_id, []).extend(logprobs)
+
     def add_token(self, request_id: int, token_id: int, logprobs: engine_pb2.TokenLogprobs | None) -> None:
         if request_id not in self._open:
             return
@@ -81,12 +89,15 @@ class SubscriberSession:
         trace_id = self._open.pop(finish.request_id, None)
         if trace_id is not None:
             self._finishes[finish.request_id] = finish
+            if finish.request_id not in self._tokens:
+                self._prompt_logprobs.pop(finish.request_id, None)
             self._changed.set()
         return trace_id
 
     def reject(self, rejection: engine_pb2.Rejection) -> None:
         """Of a request that was opened: it is as if it had not been."""
         self._open.pop(rejection.request_id, None)
+        self._prompt_logprobs.pop(rejection.request_id, None)
         self._aborted.discard(rejection.request_id)
         self.add_rejection(rejection)
 
@@ -145,7 +156,10 @@ class SubscriberSession:
         for request_id, merged in list(self._tokens.items()):
             count = min(budget, len(merged.token_ids))
             response.outputs.add(
-                request_id=request_id, token_ids=merged.token_ids[:count], logprobs=merged.logprobs[:count]
+                request_id=request_id,
+                token_ids=merged.token_ids[:count],
+                logprobs=merged.logprobs[:count],
+                prompt_logprobs=self._prompt_logprobs.pop(request_id, ()),
             )
             if count == len(merged.token_ids):
                 del self._tokens[request_id]

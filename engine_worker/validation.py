@@ -18,6 +18,8 @@ from glmserve.engine.v1 import engine_pb2
 
 MAX_PRIORITY = 100
 MAX_BIAS = 100.0
+# All of them go in one message.
+MAX_PROMPT_WITH_LOGPROBS = 8192
 
 
 class InvalidFieldError(InvalidRequestError):
@@ -78,6 +80,8 @@ class Validator:
         stop_ids = self._stop_ids(submit.sampling)
         if submit.sampling.HasField("constraint"):
             self._check_constraint(submit.sampling)
+        if submit.sampling.HasField("prompt_logprobs"):
+            self._check_prompt_logprobs(submit.sampling, prompt_len)
         return Request(
             key=(stream, submit.request_id),
             tokens=array("i", (*submit.prompt_token_ids, *submit.generated_token_ids)),
@@ -90,6 +94,7 @@ class Validator:
             age_s=submit.age_ms / 1000,
             deadline=now + submit.timeout_ms / 1000 if submit.HasField("timeout_ms") else None,
             trace_id=submit.trace_id,
+            num_prompt_logprobs=submit.sampling.prompt_logprobs if submit.sampling.HasField("prompt_logprobs") else -1,
         )
 
     def _check_lengths(self, prompt_len: int, generated: int, sampling: engine_pb2.SamplingParams) -> None:
@@ -110,6 +115,14 @@ class Validator:
         except InvalidRequestError as error:
             raise InvalidFieldError(field, str(error)) from None
         self._check_integer("sampling.min_tokens", sampling.min_tokens, 0, sampling.max_tokens, " (max_tokens)")
+
+    def _check_prompt_logprobs(self, sampling: engine_pb2.SamplingParams, prompt_len: int) -> None:
+        field = "sampling.prompt_logprobs"
+        self._check_integer(field, sampling.prompt_logprobs, 0, MAX_LOGPROBS)
+        if prompt_len > MAX_PROMPT_WITH_LOGPROBS:
+            raise InvalidFieldError(
+                field, f"is set with {prompt_len} prompt tokens, allowed: at most {MAX_PROMPT_WITH_LOGPROBS} with it"
+            )
 
     def _check_constraint(self, sampling: engine_pb2.SamplingParams) -> None:
         """What can be said before it is compiled."""

@@ -37,6 +37,13 @@ class TokenLogprobs(NamedTuple):
     top_logprobs: list[float]
 
 
+class NewScores(NamedTuple):
+    """Of the next tokens of a prompt, the first of which has none."""
+
+    key: RequestKey
+    logprobs: list[TokenLogprobs]
+
+
 class NewToken(NamedTuple):
     key: RequestKey
     token_id: int
@@ -58,6 +65,7 @@ class LoopOutputs:
 
     load: LoadSnapshot
     steps: list[StepStats] = field(default_factory=list)
+    scores: list[NewScores] = field(default_factory=list)
     tokens: list[NewToken] = field(default_factory=list)
     finishes: list[Finish] = field(default_factory=list)
     started: list[RequestKey] = field(default_factory=list)
@@ -223,6 +231,7 @@ class EngineLoop:
         self._measure(plan, outputs, now)
         self._outputs.steps.append(_step_stats(plan, result.device_ns / 1e9, now - self._collected_at))
         self._collected_at = now
+        self._outputs.scores += _new_scores(outputs, result)
         self._outputs.tokens += _new_tokens(outputs, result)
         self._outputs.finishes += outputs.finishes
 
@@ -281,16 +290,28 @@ def _step_stats(plan: StepPlan, device_s: float, gap_s: float) -> StepStats:
     return StepStats(len(plan.chunks), decodes, device_s, gap_s)
 
 
-def _new_tokens(outputs: Outputs, result: StepResult) -> list[NewToken]:
+def _new_scores(outputs: Outputs, result: StepResult) -> list[NewScores]:
     return [
-        NewToken(request.key, token, _logprobs(request, sample, result)) for request, token, sample in outputs.tokens
+        NewScores(
+            request.key,
+            [_logprobs(request.num_prompt_logprobs, each, result) for each in range(sample, sample + count)],
+        )
+        for request, sample, count in outputs.scores
     ]
 
 
-def _logprobs(request: Request, sample: int, result: StepResult) -> TokenLogprobs | None:
-    count = request.sampling.num_logprobs
-    if count < 0:
-        return None
+def _new_tokens(outputs: Outputs, result: StepResult) -> list[NewToken]:
+    return [
+        NewToken(
+            request.key,
+            token,
+            None if request.sampling.num_logprobs < 0 else _logprobs(request.sampling.num_logprobs, sample, result),
+        )
+        for request, token, sample in outputs.tokens
+    ]
+
+
+def _logprobs(count: int, sample: int, result: StepResult) -> TokenLogprobs:
     return TokenLogprobs(
         float(result.logprobs[sample]),
         result.top_ids[sample, :count].tolist(),

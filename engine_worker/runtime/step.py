@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Protocol
 
 import numpy as np
@@ -37,6 +38,7 @@ class StepPacker:
         self._seq_starts = np.empty(max_seqs + 1, np.int32)
         self._sample_rows = np.empty(max_seqs, np.int32)
         self._sample_masks = np.empty(max_seqs, np.int32)
+        self._forced_tokens = np.empty(max_seqs, np.int32)
         self._page_updates = np.empty((max_seqs * pages_per_sequence, 3), np.int32)
 
     def pack(self, plan: StepPlan) -> StepBatch:
@@ -46,13 +48,21 @@ class StepPacker:
         starts = [0]
         sample_rows: list[int] = []
         sample_masks: list[int] = []
+        forced: list[int] = []
         num_masks = 0
-        for request, start, rows, samples in plan.chunks:
+        for chunk in plan.chunks:
+            request, start, rows, samples, scores = chunk
+            first = len(positions)
             known = request.tokens[start : start + rows]
             token_ids.extend(known or (_NEWEST,))
             positions.extend(range(start, start + rows))
             starts.append(len(positions))
+            if scores:
+                sample_rows.extend(first + row for row in chunk.scored_rows)
+                forced.extend(request.tokens[start + row + 1] for row in chunk.scored_rows)
+                sample_masks.extend((-1,) * scores)
             if samples:
+                forced.append(-1)
                 sample_rows.append(len(positions) - 1)
                 sample_masks.append(-1 if request.constraint is None else num_masks)
                 num_masks += request.constraint is not None
@@ -64,6 +74,7 @@ class StepPacker:
             sample_rows=_fill(self._sample_rows, sample_rows),
             page_updates=self._fill_updates(plan),
             decode=plan.decode,
+            forced_tokens=_fill(self._forced_tokens, forced) if any(token >= 0 for token in forced) else None,
             sample_masks=_fill(self._sample_masks, sample_masks) if num_masks else None,
             num_masks=num_masks,
         )
@@ -80,8 +91,16 @@ def submit_step(engine: StepEngine, packer: StepPacker, plan: StepPlan) -> None:
     for slot in plan.released_slots:
         engine.release_slot(slot)
     for request in plan.bound:
-        engine.bind_slot(request.slot, request.sampling, *_history(request))
+        engine.bind_slot(request.slot, _sampling(request), *_history(request))
     engine.submit(packer.pack(plan))
+
+
+def _sampling(request: Request) -> Sampling:
+    """The slot computes as many log-probabilities as the prompt or its continuation need."""
+    sampling = request.sampling
+    if request.num_prompt_logprobs <= sampling.num_logprobs:
+        return sampling
+    return dataclasses.replace(sampling, num_logprobs=request.num_prompt_logprobs)
 
 
 def _history(request: Request) -> tuple[Int32Array, Int32Array]:

@@ -61,6 +61,14 @@ class Finish:
     seed: int
 
 
+class ScoreOutput(NamedTuple):
+    """The next tokens of a prompt have log-probabilities: `num_samples` of the step's result, from `sample` on."""
+
+    request: Request
+    sample: int
+    num_samples: int
+
+
 class TokenOutput(NamedTuple):
     """A token that belongs to the request's output; `sample` is its index in the step's result."""
 
@@ -73,6 +81,7 @@ class TokenOutput(NamedTuple):
 class Outputs:
     """What one call of the scheduler brought to light."""
 
+    scores: list[ScoreOutput] = field(default_factory=list)
     tokens: list[TokenOutput] = field(default_factory=list)
     finishes: list[Finish] = field(default_factory=list)
 
@@ -82,7 +91,8 @@ class Request:
     """`tokens` are the prompt, then what was generated before and here, as far as it is known.
 
     Positions below `scheduled` are in submitted steps, those below `computed` in collected ones; `pending` tokens have
-    been sampled by submitted steps and are not known yet.
+    been sampled by submitted steps and are not known yet. Of the positions below `scored`, the log-probability of the
+    prompt's next token is computed by submitted steps, if `num_prompt_logprobs` is not negative.
     """
 
     key: RequestKey
@@ -97,6 +107,7 @@ class Request:
     deadline: float | None = None
     trace_id: str = ""
     constraint: RequestConstraint | None = None
+    num_prompt_logprobs: int = -1
 
     state: State = State.WAITING
     rank: tuple[float, int] = (0.0, 0)
@@ -106,6 +117,7 @@ class Request:
     published: int = 0
     scheduled: int = 0
     computed: int = 0
+    scored: int = 0
     pending: int = 0
     cached_prompt_tokens: int = 0
     preemptions: int = 0
@@ -123,6 +135,11 @@ class Request:
         """Rows to compute before the next token can be sampled; 0 when the last token is already on its way."""
         length = len(self.tokens) + self.pending
         return 0 if length >= self.prompt_len + self.max_tokens else length - self.scheduled
+
+    @property
+    def is_unscored(self) -> bool:
+        """Log-probabilities of the prompt are asked for and not yet all in steps."""
+        return self.num_prompt_logprobs >= 0 and self.scored < self.prompt_len - 1
 
     @property
     def max_length(self) -> int:
@@ -164,13 +181,21 @@ PageUpdate = tuple[int, int, int]
 class Chunk(NamedTuple):
     """Positions `start` ... `start + rows - 1` of a request; one whose token is not yet known stands alone.
 
-    `samples`: the last one brings the next token.
+    `scores`: how many bring the log-probability of the prompt's next token: the last that have one. `samples`: the last
+    row brings the next token.
     """
 
     request: Request
     start: int
     rows: int
     samples: bool
+    scores: int = 0
+
+    @property
+    def scored_rows(self) -> range:
+        """Indices in the chunk."""
+        end = min(self.rows, self.request.prompt_len - 1 - self.start)
+        return range(end - self.scores, end)
 
 
 @dataclass(slots=True)
@@ -182,6 +207,11 @@ class StepPlan:
     bound: list[Request] = field(default_factory=list)
     page_updates: list[PageUpdate] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
+
+    @property
+    def num_samples(self) -> int:
+        """Rows whose logits are needed."""
+        return sum(chunk.samples + chunk.scores for chunk in self.chunks)
 
     @property
     def constrained(self) -> list[Request]:

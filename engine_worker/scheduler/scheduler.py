@@ -26,6 +26,7 @@ from engine_worker.scheduler.request import (
     Reason,
     Request,
     RequestKey,
+    ScoreOutput,
     State,
     StepPlan,
     TokenOutput,
@@ -115,7 +116,7 @@ class Scheduler:
         budget = self.limits.max_step_tokens - len(plan.chunks)
         for request in prefills:
             budget -= self._add_chunk(plan, request, min(request.remaining, budget))
-        while budget and (admitted := self._admit(now)) is not None:
+        while budget and self._has_sample(plan) and (admitted := self._admit(now)) is not None:
             plan.bound.append(admitted)
             budget -= self._add_chunk(plan, admitted, min(admitted.remaining, budget))
         self.unplanned_prompt_tokens = sum(len(each.tokens) - each.scheduled for each in (*prefills, *plan.bound))
@@ -128,7 +129,7 @@ class Scheduler:
         return plan
 
     def commit(self, plan: StepPlan, token_ids: Sequence[int], now: float) -> Outputs:
-        """Take in the oldest step in flight: a token for each chunk that samples; -1: no logit was finite."""
+        """Take in the oldest step in flight: a token for each sample; -1: no logit was finite."""
         if plan.number != self._committed + 1:
             raise InternalError(f"step {plan.number} is collected after step {self._committed}")
         outputs = Outputs()
@@ -138,9 +139,12 @@ class Scheduler:
             if request.state is not State.ENDED:
                 request.computed = chunk.start + chunk.rows
                 self._publish(request)
+                if chunk.scores:
+                    outputs.scores.append(ScoreOutput(request, sample, chunk.scores))
                 if chunk.samples:
-                    self._take_token(request, token_ids[sample], sample, outputs, now)
-            sample += chunk.samples
+                    last = sample + chunk.scores
+                    self._take_token(request, token_ids[last], last, outputs, now)
+            sample += chunk.scores + chunk.samples
         # Only now: a victim's rows of this step may come after the end of another request.
         self._committed += 1
         self._pass_fences()
@@ -208,10 +212,12 @@ class Scheduler:
         return True
 
     def _add_chunk(self, plan: StepPlan, request: Request, rows: int) -> int:
+        if request.is_unscored:
+            rows = min(rows, self._sample_room(plan, request))
         if not rows:
             return 0
         samples = request.scheduled + rows == request.length
-        plan.chunks.append(Chunk(request, request.scheduled, rows, samples))
+        plan.chunks.append(Chunk(request, request.scheduled, rows, samples, _add_scores(request, rows)))
         for index in request.new_pages:
             plan.page_updates.append((request.slot, index, request.pages[index]))
         if request.new_pages:
@@ -219,6 +225,19 @@ class Scheduler:
         request.scheduled += rows
         request.pending += samples
         return rows
+
+    def _has_sample(self, plan: StepPlan) -> bool:
+        return plan.num_samples < self.limits.max_running
+
+    def _sample_room(self, plan: StepPlan, request: Request) -> int:
+        """Samples of a step that `request` may have, 1 or more: every other running request may yet take one.
+
+        Half of them at most, so that others are admitted beside it.
+        """
+        planned = {id(chunk.request) for chunk in plan.chunks}
+        others = sum(1 for each in self._running if each is not request and id(each) not in planned)
+        room = self.limits.max_running - plan.num_samples - others
+        return min(room, max(1, self.limits.max_running // 2))
 
     def _admit(self, now: float) -> Request | None:
         """Start the first waiting request, given a slot, pages for its tokens, and one more for each that runs."""
@@ -257,7 +276,7 @@ class Scheduler:
     def _matching_pages(self, request: Request) -> list[int]:
         """Published pages of the request's history, short of its last token: that one is computed, for its logits."""
         pages: list[int] = []
-        if self.limits.prefix_cache:
+        if self.limits.prefix_cache and not request.is_unscored:
             for index in range((len(request.tokens) - 1) // self.limits.page_size):
                 page = self.allocator.lookup(request.digest(index, self.limits.page_size))
                 if page is None:
@@ -340,3 +359,13 @@ class Scheduler:
 
     def _fenced_requests(self) -> Iterable[Request]:
         return [fence.request for fence in self._fences if fence.request is not None]
+
+
+def _add_scores(request: Request, rows: int) -> int:
+    """How many of the next `rows` bring log-probabilities of the prompt: each position does so once."""
+    if not request.is_unscored:
+        return 0
+    end = min(request.scheduled + rows, request.prompt_len - 1)
+    count = max(0, end - max(request.scheduled, request.scored))
+    request.scored = max(request.scored, end)
+    return count

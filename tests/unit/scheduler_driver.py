@@ -49,6 +49,7 @@ def make_request(
     arrival: float = 0.0,
     deadline: float | None = None,
     num_logprobs: int = -1,
+    num_prompt_logprobs: int = -1,
 ) -> Request:
     sampling = Sampling(
         seed=seed,
@@ -68,6 +69,7 @@ def make_request(
         priority=priority,
         arrival=arrival,
         deadline=deadline,
+        num_prompt_logprobs=num_prompt_logprobs,
     )
 
 
@@ -81,6 +83,8 @@ class Driver:
         self.depth = depth
         self.in_flight: deque[StepPlan] = deque()
         self.tokens: dict[int, list[int]] = {}
+        # Prompt tokens whose log-probabilities came.
+        self.scored: dict[int, list[int]] = {}
         self.finishes: dict[int, Finish] = {}
         self.plans: list[StepPlan] = []
         self.now = 0.0
@@ -112,6 +116,7 @@ class Driver:
         limits = self.scheduler.limits
         assert 0 < sum(chunk.rows for chunk in plan.chunks) <= limits.max_step_tokens
         assert len(plan.chunks) <= limits.max_running
+        assert plan.num_samples <= limits.max_running
         submit_step(self.engine, self.packer, plan)
         self.in_flight.append(plan)
         self.plans.append(plan)
@@ -120,6 +125,9 @@ class Driver:
     def pull(self) -> Outputs:
         result = self.engine.collect()
         outputs = self.scheduler.commit(self.in_flight.popleft(), result.token_ids.tolist(), self.now)
+        for request, sample, count in outputs.scores:
+            assert request.key[1] not in self.finishes, "log-probabilities after the end"
+            self.scored.setdefault(request.key[1], []).extend(result.token_ids[sample : sample + count].tolist())
         for request, token, _ in outputs.tokens:
             assert request.key[1] not in self.finishes, "a token after the end"
             self.tokens[request.key[1]].append(token)

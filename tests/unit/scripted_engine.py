@@ -157,6 +157,10 @@ class ScriptedEngine:
             for row in range(int(batch.seq_starts[number]), int(batch.seq_starts[number + 1])):
                 state = self._compute(slot, int(batch.token_ids[row]), int(batch.positions[row]))
                 if row in sample_rows:
+                    forced = -1 if batch.forced_tokens is None else int(batch.forced_tokens[len(sampled)])
+                    if forced >= 0:
+                        sampled.append(forced)
+                        continue
                     place = -1 if batch.sample_masks is None else int(batch.sample_masks[len(sampled)])
                     mask = None if masks is None or place < 0 else masks[place]
                     sampled.append(self._sample(slot, state, int(batch.positions[row]), mask))

@@ -77,6 +77,7 @@ REFUSED = [
     (sampling(min_tokens=9), "sampling.min_tokens", "is 9, allowed: 0 to 8 (max_tokens)"),
     (sampling(stop_token_ids=[3, 50]), "sampling.stop_token_ids[1]", "is 50, allowed: 0 to 49"),
     (sampling(logprobs=21), "sampling.logprobs", "is 21, allowed: 0 to 20"),
+    (sampling(prompt_logprobs=21), "sampling.prompt_logprobs", "is 21, allowed: 0 to 20"),
     (sampling(logit_bias=[BIAS(token_id=50)]), "sampling.logit_bias[0].token_id", "is 50, allowed: 0 to 49"),
     (sampling(logit_bias=[BIAS(bias=-101.0)]), "sampling.logit_bias[0].bias", "is -101, allowed: [-100, 100]"),
     (sampling(logit_bias=[BIAS(bias=NAN)]), "sampling.logit_bias[0].bias", "is nan, allowed: [-100, 100]"),

@@ -120,6 +120,8 @@ class Ended:
     responses: int = 0
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[engine_pb2.TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[engine_pb2.TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs_at: list[int] = field(default_factory=list)
     finish: engine_pb2.Finish | None = None
     rejection: engine_pb2.Rejection | None = None
 
@@ -139,6 +141,9 @@ class Stream:
         for output in response.outputs:
             ended = self._of(output.request_id)
             assert ended.finish is None, "tokens after the finish"
+            if output.prompt_logprobs:
+                ended.prompt_logprobs_at.append(ended.responses)
+                ended.prompt_logprobs += output.prompt_logprobs
             ended.responses += 1
             ended.token_ids += output.token_ids
             ended.logprobs += output.logprobs
@@ -172,9 +177,15 @@ def submit(
     stop_token_ids: Sequence[int] = (),
     ignore_eos: bool = True,
     logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
 ) -> engine_pb2.Submit:
     sampling = engine_pb2.SamplingParams(
-        max_tokens=max_tokens, seed=seed, stop_token_ids=stop_token_ids, ignore_eos=ignore_eos, logprobs=logprobs
+        max_tokens=max_tokens,
+        seed=seed,
+        stop_token_ids=stop_token_ids,
+        ignore_eos=ignore_eos,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
     )
     return engine_pb2.Submit(
         request_id=request_id,
