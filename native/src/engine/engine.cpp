@@ -169,7 +169,7 @@ void Engine::record_decode() {
   send_inputs(padding);
   Executor& decode = executors_[GLM_PLAN_DECODE];
   graphs_.emplace(*device_, decode, resources_.state.step, limits_.max_decode_rows());
-  exchange_log_.skip(graphs_->size() * decode.exchanges(true).size());
+  exchange_log_.skip(graphs_->size() * decode.num_exchanges(true));
 }
 
 Engine::~Engine() {
@@ -190,10 +190,6 @@ void Engine::stop() {
 void Engine::throw_if_failed() const {
   const std::lock_guard lock(mutex_);
   if (failed_) throw *failed_;
-}
-
-std::string Engine::device_place(uint64_t exchanges_begun, bool waits) const {
-  return finished_ > collected_ ? exchange_log_.place(exchanges_begun, waits) : "";
 }
 
 glm_engine_info Engine::info() const {

@@ -17,7 +17,7 @@ void ExchangeLog::add(uint64_t step, const Executor& plan, int32_t num_rows, int
   const std::lock_guard lock(mutex_);
   steps_.push_back({step, &plan, num_samples > 0, total_});
   if (steps_.size() > GLM_MAX_IN_FLIGHT + 1) steps_.pop_front();
-  total_ += plan.exchanges(num_samples > 0).size();
+  total_ += plan.num_exchanges(num_samples > 0);
 }
 
 std::string ExchangeLog::place(uint64_t begun, bool waits) const {

@@ -6,6 +6,10 @@
 
 namespace glm {
 
+std::string Engine::device_place(uint64_t exchanges_begun, bool waits) const {
+  return finished_ > collected_ ? exchange_log_.place(exchanges_begun, waits) : "";
+}
+
 void Engine::check_idle() const {
   throw_if_failed();
   if (collected_ != submitted_) fail(GLM_INVALID_ARGUMENT, "the engine is not idle: collect its steps first");

@@ -40,6 +40,7 @@ Executor::Executor(const Device& device, std::vector<BoundOp> ops, OpMark& mark)
     : device_(&device), ops_(std::move(ops)), mark_(&mark) {
   const auto is_sample = [](const BoundOp& op) { return op.args.index() == GLM_OP_SAMPLE; };
   sample_ = static_cast<size_t>(std::ranges::find_if(ops_, is_sample) - ops_.begin());
+  for (const bool samples : {false, true}) num_exchanges_[samples ? 1 : 0] = exchanges(samples).size();
 }
 
 size_t Executor::workspace_bytes() const {

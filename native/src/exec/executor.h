@@ -40,6 +40,7 @@ class Executor {
   void run(std::span<const int32_t> ops, int32_t num_rows, int32_t num_samples);
   // The ops in which ranks wait for each other, in order, of a step that samples rows or does not.
   std::vector<const BoundOp*> exchanges(bool samples) const;
+  size_t num_exchanges(bool samples) const { return num_exchanges_[samples ? 1 : 0]; }
   int32_t num_ops() const { return static_cast<int32_t>(ops_.size()); }
 
  private:
@@ -47,7 +48,8 @@ class Executor {
 
   const Device* device_;
   std::vector<BoundOp> ops_;
-  size_t sample_;  // its place
+  size_t sample_;            // its place
+  size_t num_exchanges_[2];  // of a step that does not sample, and one that does
   OpMark* mark_;
 };
 
