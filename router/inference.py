@@ -116,6 +116,13 @@ class InferenceCore:
                 _add_extras(response, delta)
                 yield response
 
+    async def chat_prompt_ids(self, request: inference_pb2.ChatRequest, call: Call) -> list[int]:
+        """What the model is asked by `request`, of which the sampling does not matter."""
+        self._worker_info(request.model)
+        with self._place(call):
+            plan = await chat_plan(request, self._model)
+            return await self._model.tokenizer.encode(plan.prompt, add_special_tokens=False)
+
     async def tokenize(self, request: inference_pb2.TokenizeRequest, call: Call) -> inference_pb2.TokenizeResponse:
         """Text to ids."""
         with self._place(call):

@@ -14,10 +14,11 @@ from router.access.keys import Keys
 from router.http.call import HttpCall
 from router.http.errors import BodyTimeoutError, BodyTooLargeError
 from router.http.exchange import Exchange
+from router.http.web import PATHS
 from router.stall import StallWatch
 
 # For probes, and for the page that asks its reader for the key.
-OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/chat.js", "/chat.css"})
+OPEN_PATHS = frozenset({"/healthz", "/readyz"}) | PATHS
 _SCHEME = "bearer"
 
 
