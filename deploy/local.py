@@ -38,11 +38,15 @@ class LocalOptions:
 
 
 class LocalCluster:
-    """Workers and one router. `workers` and `router` are their addresses, HOST:PORT, once started."""
+    """Workers and one router. `workers` and `router` are their addresses, HOST:PORT, once started.
+
+    `http`: URL of the router's HTTP front; None: it has none.
+    """
 
     def __init__(self, options: LocalOptions, directory: Path) -> None:
         self.workers: list[str] = []
         self.router = ""
+        self.http: str | None = None
         self._options = options
         self._directory = directory  # of the ready files
         self._deadline = time.monotonic() + options.start_seconds
@@ -54,10 +58,14 @@ class LocalCluster:
         names = ["worker"] if options.workers == 1 else [f"worker {number + 1}" for number in range(options.workers)]
         for name in names:
             report(f"starting the {name}")
-            self.workers.append(self._launch(name, "engine_worker", ANY_PORT, options.worker_args, report))
+            worker = self._launch(name, "engine_worker", ANY_PORT, options.worker_args, report)
+            self.workers.append(worker["address"])
         report("starting the router")
         router_args = ("--worker", ",".join(self.workers), *options.router_args)
-        self.router = self._launch("router", "router", options.listen, router_args, report)
+        router = self._launch("router", "router", options.listen, router_args, report)
+        self.router = router["address"]
+        if router.get("http") is not None:
+            self.http = f"{'https' if router['tls'] else 'http'}://{router['http']}"
 
     @property
     def router_pid(self) -> int:
@@ -85,8 +93,10 @@ class LocalCluster:
                 child.kill()
             raise
 
-    def _launch(self, name: str, module: str, listen: str, args: Sequence[str], report: Callable[[str], None]) -> str:
-        """Start a service, wait for it, and return the address that it reports in its ready file.
+    def _launch(
+        self, name: str, module: str, listen: str, args: Sequence[str], report: Callable[[str], None]
+    ) -> dict[str, Any]:
+        """Start a service, wait for it, and return what it says in its ready file.
 
         It is waited for until it is healthy, or, if only a client with certificates may ask for that, until it listens.
         """
@@ -97,11 +107,10 @@ class LocalCluster:
         self._children.append(Child(name, module, flags, self._options.echo))
         while not ready.exists():
             self._wait_a_little(name)
-        found = json.loads(ready.read_text())
-        address: str = found["address"]
+        found: dict[str, Any] = json.loads(ready.read_text())
         if not found["tls"]:
-            self._wait_healthy(name, address, report)
-        return address
+            self._wait_healthy(name, found["address"], report)
+        return found
 
     def _wait_healthy(self, name: str, address: str, report: Callable[[str], None]) -> None:
         serving = health_pb2.HealthCheckResponse.SERVING

@@ -21,6 +21,14 @@ def serve(
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where the router listens; port 0 is any free one.")
     ] = "127.0.0.1:0",
+    http_listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where it serves the OpenAI and Anthropic APIs and the chat page; without it, as --router-config "
+            "says, or on any free port of loopback.",
+        ),
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, max=64, metavar="N", help="How many workers.")] = 1,
     tp: TpOption = None,
     ep: EpOption = None,
@@ -32,20 +40,28 @@ def serve(
     ] = None,
 ) -> None:
     """Run workers and a router on this machine until Ctrl-C."""
-    from deploy.local import LocalOptions, local_cluster  # noqa: PLC0415 - gRPC is slow to import
+    from deploy.local import ANY_PORT, LocalOptions, local_cluster  # noqa: PLC0415 - gRPC is slow to import
 
+    if http_listen is None and router_config is None:
+        http_listen = ANY_PORT
     options = LocalOptions(
         model=model_directory(model),
         listen=listen,
         workers=workers,
         worker_args=[*rank_args(tp, ep), *(["--config", str(worker_config)] if worker_config else [])],
-        router_args=["--config", str(router_config)] if router_config else [],
+        router_args=[
+            *(["--http-listen", http_listen] if http_listen else []),
+            *(["--config", str(router_config)] if router_config else []),
+        ],
         echo=True,
     )
     try:
         with local_cluster(options, messages.print) as cluster:
-            print(f"router {cluster.router}", *(f"worker {worker}" for worker in cluster.workers), sep="\n", flush=True)
-            messages.print("serving; Ctrl-C stops all")
+            http = [] if cluster.http is None else [f"http {cluster.http}"]
+            lines = [f"router {cluster.router}", *http, *(f"worker {worker}" for worker in cluster.workers)]
+            print(*lines, sep="\n", flush=True)
+            page = "" if cluster.http is None else f"; the chat page is at {cluster.http}"
+            messages.print(f"serving{page}; Ctrl-C stops all")
             cluster.watch()
     except KeyboardInterrupt:
         messages.print("stopped")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from deploy.local import LocalCluster, LocalOptions, local_cluster
+from deploy.local import ANY_PORT, LocalCluster, LocalOptions, local_cluster
 from deploy.models.catalog import DEFAULT_MODEL, resolve_model
 from glmserve.engine.v1 import engine_pb2, engine_pb2_grpc
 from tests.e2e.client import connect
@@ -26,7 +26,7 @@ def model_dir() -> Path:
 @pytest.fixture(scope="session")
 def cluster(model_dir: Path) -> Iterator[LocalCluster]:
     """One pair for all tests that leave it as they found it. A machine that is slow for a moment refuses nobody."""
-    options = LocalOptions(model_dir, router_args=["--max-queue-s", "600"])
+    options = LocalOptions(model_dir, router_args=["--max-queue-s", "600", "--http-listen", ANY_PORT])
     with local_cluster(options, report=lambda _: None) as running:
         yield running
 
