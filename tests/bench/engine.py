@@ -12,6 +12,7 @@ from pathlib import Path
 
 from engine_worker.config import WorkerConfig, plan_sizes, scheduler_limits
 from engine_worker.constraints.masks import MaskFiller
+from engine_worker.constraints.matcher import RequestConstraint
 from engine_worker.loading import engine_options
 from engine_worker.models import Model, build_model
 from engine_worker.runtime.abi import Engine
@@ -67,8 +68,10 @@ class Bench:
         self._engine = TimedEngine(engine)
         self._sizes = plan_sizes(config, model.config.max_position_embeddings, model.mixed.kv)
 
-    def run(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> tuple[float, list[Arrival], list[int]]:
-        """Start all prompts at once, greedy, past every stop id.
+    def run(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, constraints: Sequence[RequestConstraint] = ()
+    ) -> tuple[float, list[Arrival], list[int]]:
+        """Start all prompts at once, greedy, past every stop id; with `constraints`, one for each prompt.
 
         Returns when they were submitted, what arrived, and each step's device time in ns.
         """
@@ -90,7 +93,9 @@ class Bench:
         loop = EngineLoop(self._engine, Scheduler(limits), packer, masks, deliver, max_in_flight=MAX_IN_FLIGHT)
         start = time.perf_counter()
         for i, prompt in enumerate(prompts):
-            loop.submit(_request(i, prompt, max_tokens))
+            request = _request(i, prompt, max_tokens)
+            request.constraint = constraints[i] if constraints else None
+            loop.submit(request)
         loop.start()
         done.wait()
         loop.stop()
