@@ -32,7 +32,8 @@ class Envelope:
             "object": self.kind,
             "created": self.created,
             "model": self.model.name,
-            "system_fingerprint": self.model.revision or None,
+            # A revision is a hash: its beginning, because every chunk has it.
+            "system_fingerprint": f"fp_{self.model.revision[:12]}" if self.model.revision else None,
             "choices": choices,
             **more,
         }
