@@ -46,6 +46,7 @@ def submit(number: int, generated: list[int], **sampling: Any) -> engine_pb2.Sub
         {"temperature": 1.0, "seed": 5, "ignore_eos": True},
         {"temperature": 0.8, "seed": 2**63, "repetition_penalty": 1.3, "presence_penalty": 0.5, "ignore_eos": True},
         {"temperature": 0.0, "frequency_penalty": 1.5, "ignore_eos": True},
+        {"temperature": 1.0, "seed": 5, "constraint": engine_pb2.Constraint(regex="[a-z ,]{90,}")},
     ],
 )
 async def test_resumed_at_every_token(cluster: LocalCluster, sampling: dict[str, Any]) -> None:
