@@ -78,6 +78,8 @@ class FunctionCall(Strict):
 
     name: str
     arguments: str | Schema = ""
+    # What the official client adds to answers that it has parsed, and sends back with them.
+    parsed_arguments: Ignored = None
 
 
 class ToolCall(Strict):
@@ -108,6 +110,7 @@ class Message(Strict):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     annotations: Ignored = None
+    parsed: Ignored = None
     audio: None = None
     function_call: None = None
 

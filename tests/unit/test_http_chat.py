@@ -158,3 +158,15 @@ def test_a_limit_speaks_the_name_that_the_client_used() -> None:
     assert names.of("sampling.logprobs") == "top_logprobs"
     assert names.of("constraint.json_schema") == "guided_json"
     assert names.of("tools[2].parameters_json_schema") == "tools[2].function.parameters"
+
+
+async def test_an_answer_of_the_official_client_can_be_sent_back_as_it_is() -> None:
+    async with front() as f:
+        f.answer([*encode(PARIS), EOS], reason="STOP", stop_token_id=EOS)
+        first: Any = {"role": "user", "content": "Hi"}
+        async with f.openai.chat.completions.stream(model="tiny", messages=[first]) as stream:
+            parsed: Any = (await stream.get_final_completion()).choices[0].message
+        plain: Any = (await f.openai.chat.completions.create(model="tiny", messages=[first])).choices[0].message
+        for answer in (parsed, plain):
+            again = await f.openai.chat.completions.create(model="tiny", messages=[first, answer.model_dump(), first])
+            assert again.choices[0].message.content == PARIS
