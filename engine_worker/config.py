@@ -22,6 +22,8 @@ from glmserve.service.listen_settings import ListenSettings
 from glmserve.service.logs import LogLevel
 from glmserve.service.telemetry import TelemetrySettings
 
+ExchangeSetting = Literal["replicate", "all_to_all", "auto"]
+
 _DEFAULT_CONTEXT = 4096
 # Of the memory that is free at start, for KV pages by default: the rest is for the file cache, which holds the weights.
 _KV_SHARE = 0.25
@@ -61,6 +63,12 @@ class WorkerConfig(ListenSettings, TelemetrySettings):
     expert_loads: Path | None = Field(
         None, description="File to keep: the tokens given to each expert, for `glm plan place`."
     )
+    expert_exchange_prefill: ExchangeSetting = Field(
+        "replicate",
+        description="replicate: tokens are on all ranks; all_to_all: they go to the ranks that have their experts (ep ="
+        " tp); auto: whichever is faster at start-up.",
+    )
+    expert_exchange_decode: ExchangeSetting = Field("replicate", description="Likewise, of decode steps.")
     expert_metrics: bool = Field(
         False, description="A metric for each expert of each layer: 14,240 of them for GLM-4.7."
     )

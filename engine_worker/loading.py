@@ -9,6 +9,7 @@ import structlog
 
 from engine_worker.config import Sizes, WorkerConfig, plan_sizes
 from engine_worker.device import choose_device
+from engine_worker.exchange_choice import choose_exchanges
 from engine_worker.models import Model, RankPlans, build_model
 from engine_worker.plan.memory import rank_memory
 from engine_worker.plan.record import KvCache
@@ -41,7 +42,8 @@ def load(config: WorkerConfig, progress: Progress) -> Loaded:
     device = choose_device(config.device, config.gpu)
     log.info("device", kernels=device.table, reason=device.reason)
     seed = config.synthetic_seed if config.weights == "synthetic" else None
-    model = build_model(config.model, config.kv_dtype, config.parallelism, seed)
+    exchanges = choose_exchanges(config, device.table)
+    model = build_model(config.model, config.kv_dtype, config.parallelism, seed, exchanges)
     sizes = plan_sizes(
         config,
         model.config.max_position_embeddings,

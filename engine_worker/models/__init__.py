@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from engine_worker.errors import ConfigError
 from engine_worker.models.config import ModelConfig, read_model_config
+from engine_worker.models.exchange import REPLICATED, Exchanges
 from engine_worker.models.glm4_moe import Weights, declare_weights, place_experts, record_step
 from engine_worker.models.layout import ONE_RANK, Layout, Parallelism
 from engine_worker.models.quantization import fp8_format
@@ -55,13 +56,15 @@ def build_model(
     kv_dtype: KvDtypeSetting = "auto",
     parallelism: Parallelism = ONE_RANK,
     synthetic_seed: int | None = None,
+    exchanges: Exchanges = REPLICATED,
 ) -> Model:
     """Read config, index and shard headers of `directory` and record each rank's plans; no weight is read.
 
     With `synthetic_seed` the weights are made up and config.json is all that is read. `revision` is the SHA-256 of
-    config.json, the index, the shards' headers, the cache's dtype, the layout and the placement. Raises CheckpointError
-    (broken or incomplete checkpoint), UnsupportedError (a model or format that is not implemented), ConfigError
-    (`kv_dtype` or `parallelism`).
+    config.json, the index, the shards' headers, the cache's dtype, the layout, placement and exchanges.
+
+    Raises CheckpointError (broken or incomplete checkpoint), UnsupportedError (a model or format that is not
+    implemented), ConfigError (`kv_dtype`, `parallelism` or `exchanges`).
     """
     if kv_dtype not in ("auto", *get_args(KvDtype)):
         raise ConfigError(f"kv_dtype: {kv_dtype!r}, expected auto, {', '.join(get_args(KvDtype))}")
@@ -84,15 +87,19 @@ def build_model(
     numerics = f"kv={cache_dtype} tp={layouts[0].tp} ep={layouts[0].ep}"
     if parallelism.placement is not None:
         numerics += f" placement={parallelism.placement.digest}"
+    if exchanges != REPLICATED:
+        numerics += f" exchange={exchanges}"
     return Model(
         config=config,
-        ranks=tuple(record_rank(config, weights, cache_dtype, layout) for layout in layouts),
+        ranks=tuple(record_rank(config, weights, cache_dtype, layout, exchanges) for layout in layouts),
         tensors=tensors,
         revision=hashlib.sha256(config_bytes + f"{origin} {numerics}".encode()).hexdigest(),
     )
 
 
-def record_rank(config: ModelConfig, weights: Weights, kv_dtype: KvDtype, layout: Layout) -> RankPlans:
+def record_rank(
+    config: ModelConfig, weights: Weights, kv_dtype: KvDtype, layout: Layout, exchanges: Exchanges = REPLICATED
+) -> RankPlans:
     """`weights` are the whole model's."""
-    mixed = record_step("mixed", config, weights, kv_dtype, layout)
-    return RankPlans(layout, mixed, record_step("decode", config, weights, kv_dtype, layout))
+    mixed = record_step("mixed", config, weights, kv_dtype, layout, exchange=exchanges.mixed)
+    return RankPlans(layout, mixed, record_step("decode", config, weights, kv_dtype, layout, exchange=exchanges.decode))

@@ -11,11 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from engine_worker.models.config import ModelConfig
+from engine_worker.models.exchange import Exchange, check_exchange, gather_forms, in_whole, own_rows
 from engine_worker.models.layout import WHOLE, Layout, check_layout
 from engine_worker.models.ops import Activation, Recorder
 from engine_worker.models.placement import ExpertPlacement
 from engine_worker.models.scratch import MlpScratch, Scratch
-from engine_worker.plan.record import Buffer, KvCache, KvDtype, Plan, PlanName
+from engine_worker.plan.record import Buffer, KvCache, KvDtype, Plan, PlanName, Rows
 from engine_worker.weights.manifest import Declarer
 from engine_worker.weights.records import Experts, Matrix, Placement, Span, Vector
 
@@ -130,22 +131,20 @@ def _place(w: LayerWeights, order: tuple[int, ...] | None) -> LayerWeights:
     return replace(w, mlp=replace(w.mlp, gate=gate, up=up, down=down))
 
 
-def shard(w: Weights, c: ModelConfig, layout: Layout) -> Weights:
+def shard(w: Weights, c: ModelConfig, layout: Layout, exchange: Exchange = "replicate") -> Weights:
     """What the layout's rank holds of the whole model's weights."""
-    vocab = layout.vocab(c)
-    return replace(
-        w, layers=tuple(_shard_layer(layer, c, layout) for layer in w.layers), head=w.head.take_rows([vocab])
-    )
+    layers = tuple(_shard_layer(layer, c, layout, exchange) for layer in w.layers)
+    return replace(w, layers=layers, head=w.head.take_rows([layout.vocab(c)]))
 
 
-def _shard_layer(w: LayerWeights, c: ModelConfig, layout: Layout) -> LayerWeights:
+def _shard_layer(w: LayerWeights, c: ModelConfig, layout: Layout, exchange: Exchange) -> LayerWeights:
     """Column-parallel in, row-parallel out: what lies between needs nothing of other ranks."""
     q = _columns(layout.heads(c), c)
     kv = _columns(layout.kv_heads(c), c)
     if isinstance(w.mlp, MlpWeights):
         mlp: MlpWeights | MoeWeights = _shard_mlp(w.mlp, layout.width(c.intermediate_size, c))
     else:
-        mlp = _shard_moe(w.mlp, c, layout)
+        mlp = _shard_moe(w.mlp, c, layout, exchange)
     return replace(w, qkv=w.qkv.take_rows([q, kv, kv]), o=w.o.take_cols(q), mlp=mlp)
 
 
@@ -157,50 +156,80 @@ def _shard_mlp(w: MlpWeights, width: Span) -> MlpWeights:
     return MlpWeights(gate_up=w.gate_up.take_rows([width, width]), down=w.down.take_cols(width))
 
 
-def _shard_moe(w: MoeWeights, c: ModelConfig, layout: Layout) -> MoeWeights:
+def _shard_moe(w: MoeWeights, c: ModelConfig, layout: Layout, exchange: Exchange) -> MoeWeights:
     experts, width = layout.experts(c), layout.expert_width(c)
-    shared_width = layout.width(c.n_shared_experts * c.moe_intermediate_size, c)
+    shared = w.shared
+    if shared and exchange == "all_to_all":
+        shared = MlpWeights(in_whole(shared.gate_up), in_whole(shared.down))
+    elif shared:
+        shared = _shard_mlp(shared, layout.width(c.n_shared_experts * c.moe_intermediate_size, c))
     return replace(
         w,
         gate=w.gate.take(experts).take_rows(width),
         up=w.up.take(experts).take_rows(width),
         down=w.down.take(experts).take_cols(width),
-        shared=_shard_mlp(w.shared, shared_width) if w.shared else None,
+        shared=shared,
     )
 
 
-def record_step(name: PlanName, c: ModelConfig, w: Weights, kv_dtype: KvDtype, layout: Layout = WHOLE) -> Plan:
+def record_step(
+    name: PlanName,
+    c: ModelConfig,
+    w: Weights,
+    kv_dtype: KvDtype,
+    layout: Layout = WHOLE,
+    *,
+    exchange: Exchange = "replicate",
+) -> Plan:
     """The calls of one step on the layout's rank; `w` are the whole model's weights.
 
     `mixed` samples S of T rows; `decode` samples each of its rows. Raises ConfigError if the layout does not suit the
-    model.
+    model or the exchange.
     """
     check_layout(layout, c)
-    w = shard(w, c, layout)
+    check_exchange(layout, exchange)
+    w = shard(w, c, layout, exchange)
     first_kv, end_kv = layout.kv_heads(c)
     kv = KvCache(c.num_hidden_layers, end_kv - first_kv, c.head_dim, kv_dtype)
     p = Recorder(name, c.activation_dtype, c.vocab_size, kv, {"model": "glm4_moe", **layout.meta})
     s = Scratch.for_rank(c, layout)
     p.embed("embed", w.embed, out=s.resid)
-    delta = None
+    delta, own, spread = None, own_rows(layout, exchange), None
     for i, layer in enumerate(w.layers):
         with p.scope(f"layers.{i}"):
-            attention(p, c, s, layer, layout, i=i, delta=delta)
-            mlp(p, c, s, layer, layout)
+            attention(p, c, s, layer, layout, i=i, delta=delta, spread=spread)
+            if isinstance(layer.mlp, MoeWeights) and own:
+                spread = own
+                exchanged_moe(p, c, s, layer, layer.mlp, own=own)
+            else:
+                mlp(p, c, s, layer, layout)
         delta = s.delta
-    head(p, c, s, w, layout)
+    head(p, c, s, w, layout, spread=spread)
     return p.plan()
 
 
 def attention(
-    p: Recorder, c: ModelConfig, s: Scratch, w: LayerWeights, layout: Layout, *, i: int, delta: Buffer | None
+    p: Recorder,
+    c: ModelConfig,
+    s: Scratch,
+    w: LayerWeights,
+    layout: Layout,
+    *,
+    i: int,
+    delta: Buffer | None,
+    spread: Rows | None,
 ) -> None:
-    """delta = o(softmax(q k^T / sqrt(head_dim)) v), with q, k, v from norm(resid + delta)."""
+    """delta = o(softmax(q k^T / sqrt(head_dim)) v), with q, k, v from norm(resid + delta).
+
+    `spread`: resid and delta are in the rank's own rows only, and delta is no partial sum.
+    """
     first, end = layout.heads(c)
     heads = end - first
     x = s.x.for_readers(w.qkv)
-    reduce = layout.exchanges and delta is not None
-    p.rms_norm("attn.norm", s.resid, w.attn_norm, c.rms_norm_eps, delta=delta, reduce=reduce, out=x)
+    reduce = layout.exchanges and delta is not None and spread is None
+    p.rms_norm("attn.norm", s.resid, w.attn_norm, c.rms_norm_eps, delta=delta, reduce=reduce, own=spread, out=x)
+    if spread:
+        gather_forms(p, "attn.gather", x)
     p.linear("attn.qkv", x, w.qkv, out=s.qkv)
     norms = None if w.qk_norm is None else (*w.qk_norm, c.rms_norm_eps)
     p.qk_norm_rope_store("attn.rope_store", s.qkv, norms, heads=heads, rope=s.rope, layer=i, out=s.q)
@@ -226,16 +255,16 @@ def mlp(p: Recorder, c: ModelConfig, s: Scratch, w: LayerWeights, layout: Layout
             moe(p, c, s, x, w.mlp)
 
 
-def swiglu(p: Recorder, x: Activation, w: MlpWeights, s: MlpScratch, out: Buffer) -> None:
+def swiglu(p: Recorder, x: Activation, w: MlpWeights, s: MlpScratch, *, out: Buffer, own: Rows | None = None) -> None:
     """out = down(silu(gate x) * up x); Shazeer 2020."""
-    p.linear("gate_up", x, w.gate_up, out=s.gate_up)
+    p.linear("gate_up", x, w.gate_up, own=own, out=s.gate_up)
     hidden = s.hidden.for_readers(w.down)
-    p.silu_mul("silu_mul", s.gate_up, out=hidden)
-    p.linear("down", hidden, w.down, out=out)
+    p.silu_mul("silu_mul", s.gate_up, own=own, out=hidden)
+    p.linear("down", hidden, w.down, own=own, out=out)
 
 
-def moe(p: Recorder, c: ModelConfig, s: Scratch, x: Activation, w: MoeWeights) -> None:
-    """delta = shared(x) + sum of weight_e * expert_e(x) over the token's top_k experts."""
+def route(p: Recorder, c: ModelConfig, s: Scratch, x: Activation, w: MoeWeights, *, own: Rows | None = None) -> None:
+    """ids, weights: the token's top_k experts."""
     p.moe_route(
         "route",
         x,
@@ -248,7 +277,13 @@ def moe(p: Recorder, c: ModelConfig, s: Scratch, x: Activation, w: MoeWeights) -
         ids=s.ids,
         weights=s.weights,
         placement=w.gate.placement,
+        own=own,
     )
+
+
+def moe(p: Recorder, c: ModelConfig, s: Scratch, x: Activation, w: MoeWeights) -> None:
+    """delta = shared(x) + sum of weight_e * expert_e(x) over the token's top_k experts."""
+    route(p, c, s, x, w)
     p.moe_group("group", s.ids, w.gate, offsets=s.offsets, order=s.order)
     if w.shared:
         with p.scope("shared"):
@@ -268,14 +303,42 @@ def moe(p: Recorder, c: ModelConfig, s: Scratch, x: Activation, w: MoeWeights) -
     )
 
 
-def head(p: Recorder, c: ModelConfig, s: Scratch, w: Weights, layout: Layout) -> None:
+def exchanged_moe(p: Recorder, c: ModelConfig, s: Scratch, w: LayerWeights, experts: MoeWeights, *, own: Rows) -> None:
+    """What `mlp` does, in the rank's own rows: their tokens go to the ranks that have their experts."""
+    shared = [experts.shared.gate_up] if experts.shared else []
+    x = s.x.for_readers(experts.router, experts.gate, *shared)
+    p.reduce_scatter("mlp.reduce", s.delta)
+    p.rms_norm("mlp.norm", s.resid, w.mlp_norm, c.rms_norm_eps, delta=s.delta, own=own, out=x)
+    grouping = {"offsets": s.offsets, "order": s.order}
+    with p.scope("moe"):
+        route(p, c, s, x, experts, own=own)
+        p.moe_dispatch("dispatch", x, s.ids, experts.gate)
+        p.moe_group("group", s.ids, experts.gate, **grouping)
+        if experts.shared:
+            with p.scope("shared"):
+                swiglu(p, x, experts.shared, s.whole_shared, out=s.delta, own=own)
+        hidden = s.expert_hidden.for_readers(experts.down)
+        p.moe_gate_up("gate_up", x, experts.gate, experts.up, **grouping, out=hidden)
+        p.moe_down_each("down", hidden, experts.down, **grouping, out=s.products)
+        base = s.delta if experts.shared else None
+        routed = {"ids": s.ids, "weights": s.weights}
+        p.moe_combine("combine", s.products, experts.down, **routed, base=base, out=s.delta)
+
+
+def head(p: Recorder, c: ModelConfig, s: Scratch, w: Weights, layout: Layout, *, spread: Rows | None) -> None:
     """logits = head(norm(resid + delta)) of the sampled rows and this rank's tokens, and the rows' next tokens."""
-    resid, delta, forms = s.resid, s.delta, s.x
+    resid, delta, forms, own = s.resid, s.delta, s.x, spread
     if p.name == "mixed":
-        resid, delta, forms = s.last_resid, s.last_delta, s.last_x
+        resid, delta, forms, own = s.last_resid, s.last_delta, s.last_x, None
+        if spread:
+            p.all_gather("head.all_resid", s.resid)
+            p.all_gather("head.all_delta", s.delta)
         p.gather_rows("head.gather_resid", s.resid, out=resid)
         p.gather_rows("head.gather_delta", s.delta, out=delta)
     x = forms.for_readers(w.head)
-    p.rms_norm("head.norm", resid, w.norm, c.rms_norm_eps, delta=delta, reduce=layout.exchanges, out=x)
+    reduce = layout.exchanges and spread is None
+    p.rms_norm("head.norm", resid, w.norm, c.rms_norm_eps, delta=delta, reduce=reduce, own=own, out=x)
+    if own:
+        gather_forms(p, "head.gather", x)
     p.linear("head.logits", x, w.head, out=s.logits)
     p.sample("head.sample", s.logits, layout.vocab(c))

@@ -78,11 +78,13 @@ class Recorder:
         *,
         delta: Buffer | None = None,
         reduce: bool = False,
+        own: Rows | None = None,
         out: Activation,
     ) -> None:
         """residual += delta, in place; out = weight * normalised residual, in each of out's forms.
 
-        Rows as the residual has. With `reduce` the delta is summed over the ranks first, and is then used up.
+        Rows as the residual has, or `own` of them: those that the rank has to itself (here as in the other calls). With
+        `reduce` the delta is summed over the ranks first, and is then used up.
         """
         check, rows, cols = self._check(label), residual.rows, residual.cols
         check.activation("residual", residual, rows, cols)
@@ -91,7 +93,7 @@ class Recorder:
         check.vector("weight", weight, cols)
         check.that(not reduce or delta is not None, "reduce: there is no delta to sum over the ranks")
         self._check_out(check, out, rows, cols)
-        forms = {"out": out.plain, "q": out.q, "scale": out.scale, "rows": _stated(rows)}
+        forms = {"out": out.plain, "q": out.q, "scale": out.scale, "rows": own or _stated(rows)}
         added = {"delta": delta, "reduce": 1 if reduce else None}
         self._record("rms_norm", label, residual=residual, **added, weight=weight, eps=eps, **forms)
 
@@ -103,13 +105,13 @@ class Recorder:
         self._check_out(check, out, TOKENS, x.cols)
         self._record("quantize", label, x=x, q=out.q, scale=out.scale)
 
-    def linear(self, label: str, x: Activation, w: Matrix, *, out: Buffer) -> None:
+    def linear(self, label: str, x: Activation, w: Matrix, *, own: Rows | None = None, out: Buffer) -> None:
         """out [rows][w.rows] = x w^T (+ bias). Rows as `out` has."""
         check, rows = self._check(label), out.rows
         check.that(len(w.parts) <= MAX_PARTS, f"w={w.name} has {len(w.parts)} parts, at most {MAX_PARTS} are allowed")
         operands = self._read(check, x, w, rows)
         check.buffer("out", out, ("f32", self._act), rows, w.rows)
-        self._record("linear", label, **operands, w=w, out=out, rows=_stated(rows))
+        self._record("linear", label, **operands, w=w, out=out, rows=own or _stated(rows))
 
     def qk_norm_rope_store(
         self,
@@ -154,13 +156,13 @@ class Recorder:
         check.activation("out", out, TOKENS, cols)
         self._record("paged_attention", label, q=q, heads=heads, softmax_scale=softmax_scale, layer=layer, out=out)
 
-    def silu_mul(self, label: str, x: Buffer, *, out: Activation) -> None:
+    def silu_mul(self, label: str, x: Buffer, *, own: Rows | None = None, out: Activation) -> None:
         """out [T][n] = silu(x[:, :n]) * x[:, n:], in each of out's forms."""
         check = self._check(label)
         check.activation("x", x, TOKENS, x.cols)
         check.that(x.cols % 2 == 0, f"x={x.name} has {x.cols} columns, expected an even number")
         self._check_out(check, out, TOKENS, x.cols // 2)
-        self._record("silu_mul", label, x=x, out=out.plain, q=out.q, scale=out.scale)
+        self._record("silu_mul", label, x=x, out=out.plain, q=out.q, scale=out.scale, rows=own)
 
     def moe_route(
         self,
@@ -176,6 +178,7 @@ class Recorder:
         ids: Buffer,
         weights: Buffer,
         placement: Placement | None = None,
+        own: Rows | None = None,
     ) -> None:
         """ids, weights [T][top_k]: each token's experts, best first, and what their outputs are multiplied by.
 
@@ -200,7 +203,7 @@ class Recorder:
             "normalize": int(normalize),
             "scale": scale,
         }
-        outputs: dict[str, Value | None] = {"ids": ids, "weights": weights, "placement": placement}
+        outputs: dict[str, Value | None] = {"ids": ids, "weights": weights, "placement": placement, "rows": own}
         self._record("moe_route", label, **operands, w=w, bias=bias, **rule, **outputs)
 
     def moe_group(self, label: str, ids: Buffer, experts: Experts, *, offsets: Buffer, order: Buffer) -> None:
@@ -264,6 +267,57 @@ class Recorder:
         check = self._check(label)
         check.activation("x", x, TOKENS, x.cols)
         self._record("all_reduce", label, x=x)
+
+    def reduce_scatter(self, label: str, x: Buffer) -> None:
+        """x [T][cols] = the sum of all ranks' x, in place, in the rows that the rank has to itself."""
+        self._check(label).activation("x", x, TOKENS, x.cols)
+        self._record("reduce_scatter", label, x=x)
+
+    def all_gather(self, label: str, x: Buffer) -> None:
+        """x [T][cols]: each row as the rank has it that has it to itself, in place."""
+        self._check(label).buffer("x", x, x.dtype, TOKENS, x.cols)
+        self._record("all_gather", label, x=x)
+
+    def moe_dispatch(self, label: str, x: Activation, ids: Buffer, experts: Experts) -> None:
+        """In place: all rows of ids [T][top_k], and those rows of x, in the experts' form, that have one of them."""
+        check = self._check(label)
+        check.buffer("ids", ids, "i32", TOKENS, ids.cols)
+        operands = self._read(check, x, experts, TOKENS)
+        shard = {"top_k": ids.cols, "first": experts.first, "count": experts.count}
+        self._record("moe_dispatch", label, ids=ids, **operands, **shard)
+
+    def moe_down_each(
+        self, label: str, x: Activation, down: Experts, *, offsets: Buffer, order: Buffer, out: Buffer
+    ) -> None:
+        """out [T*top_k][hidden]: the product of each assignment that the order lists."""
+        check = self._check(label)
+        operands = self._read(check, x, down, order.rows)
+        check.activation("out", out, order.rows, down.rows)
+        grouping: dict[str, Value] = {"top_k": order.rows.factor, "offsets": offsets, "order": order}
+        self._record("moe_down_each", label, **operands, down=down, **grouping, out=out)
+
+    def moe_combine(
+        self,
+        label: str,
+        products: Buffer,
+        experts: Experts,
+        *,
+        ids: Buffer,
+        weights: Buffer,
+        base: Buffer | None,
+        out: Buffer,
+    ) -> None:
+        """out [T][hidden], in the rank's own rows: as moe_down, with each product from the rank that has the expert."""
+        check, top_k = self._check(label), ids.cols
+        check.buffer("ids", ids, "i32", TOKENS, top_k)
+        check.buffer("weights", weights, "f32", TOKENS, top_k)
+        check.activation("products", products, Rows(Size.TOKENS, top_k), out.cols)
+        if base is not None:
+            check.activation("base", base, TOKENS, out.cols)
+        check.activation("out", out, TOKENS, out.cols)
+        shard = {"top_k": top_k, "count": experts.count}
+        operands: dict[str, Value | None] = {"ids": ids, "weights": weights, "products": products, "base": base}
+        self._record("moe_combine", label, **operands, **shard, out=out)
 
     def gather_rows(self, label: str, x: Buffer, *, out: Buffer) -> None:
         """out [S] = the sampled rows of x [T]."""

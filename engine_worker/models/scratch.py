@@ -54,6 +54,8 @@ class Scratch:
     attn: Forms  # [T][heads*head_dim]
     dense: MlpScratch
     shared: MlpScratch
+    whole_shared: MlpScratch  # of the whole width, for an exchange of tokens
+    products: Buffer  # [top_k*T][hidden], likewise
     ids: Buffer  # [T][top_k]
     weights: Buffer  # [T][top_k]
     offsets: Buffer  # [local experts + 1]
@@ -81,6 +83,8 @@ class Scratch:
             attn=_forms("attn", TOKENS, q_cols, c),
             dense=MlpScratch.of_width("dense", _size(layout.width(c.intermediate_size, c)), c),
             shared=MlpScratch.of_width("shared", _size(shared_width), c),
+            whole_shared=MlpScratch.of_width("whole_shared", c.n_shared_experts * c.moe_intermediate_size, c),
+            products=Buffer("expert_products", act, assignments, hidden),
             ids=Buffer("expert_ids", "i32", TOKENS, top_k),
             weights=Buffer("expert_weights", "f32", TOKENS, top_k),
             offsets=Buffer("expert_offsets", "i32", Rows(Size.ONE, _size(layout.experts(c)) + 1), 1),

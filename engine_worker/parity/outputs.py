@@ -28,6 +28,7 @@ _WRITTEN = MappingProxyType(
         "moe_group": ("offsets", "order"),
         "moe_gate_up": ("out", "q", "scale"),
         "moe_down": ("out",),
+        "moe_down_each": ("out",),
         "all_reduce": ("x",),
         "gather_rows": ("out",),
         "sample": (),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from engine_worker.plan.record import DTYPE_BYTES, SAMPLES, Buffer, Op, Plan
+from engine_worker.plan.record import DTYPE_BYTES, SAMPLES, TOKENS, Buffer, Op, Plan, Size
 from engine_worker.weights.records import Experts, Matrix, Vector, Weight, WeightFormat, blocks
 
 F32_BYTES = 4  # vectors, scales and biases are held as f32
@@ -179,7 +179,9 @@ def _activation_bytes(step: _Step, op: Op) -> float:
     for key, value in op.args.items():
         if isinstance(value, Buffer):
             rows = SAMPLES if op.kind == "gather_rows" else value.rows
-            in_place = (key == "residual" and "delta" in op.args) or op.kind == "all_reduce"
+            if op.rows.size is Size.OWN and rows == TOKENS:
+                rows = op.rows
+            in_place = (key == "residual" and "delta" in op.args) or op.kind in _IN_PLACE
             share = _local_share(step, op) if rows.factor > 1 else 1
             count = share * rows.count(step.tokens, step.samples)
             total_bytes += (2 if in_place else 1) * count * value.cols * DTYPE_BYTES[value.dtype]
@@ -210,12 +212,14 @@ def _attention_flops(step: _Step, op: Op) -> int:
     return 4 * _integer(op, "heads") * step.plan.kv.head_dim * step.keys_scored
 
 
+_IN_PLACE = ("all_reduce", "reduce_scatter", "all_gather", "moe_dispatch")
 _FLOPS: MappingProxyType[str, Callable[[_Step, Op], float]] = MappingProxyType(
     {
         "linear": _product_flops,
         "moe_route": _product_flops,
         "moe_gate_up": _product_flops,
         "moe_down": _product_flops,
+        "moe_down_each": _product_flops,
         "paged_attention": _attention_flops,
     }
 )

@@ -83,7 +83,7 @@ def _value(value: Value) -> str:
 def _rows(rows: Rows) -> str:
     if rows.size is Size.ONE:
         return str(rows.factor)
-    return rows.size.value if rows.factor == 1 else f"{rows.factor}*{rows.size.value}"
+    return rows.size.value if rows.factor == 1 or rows.size is Size.OWN else f"{rows.factor}*{rows.size.value}"
 
 
 def _span(span: Span) -> str:

@@ -22,17 +22,21 @@ class Size(enum.Enum):
 
     TOKENS = "T"
     SAMPLES = "S"
+    OWN = "O"
     ONE = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """`factor` times T, S or one."""
+    """`factor` times T, S or one; or what each of `factor` ranks has of T to itself."""
 
     size: Size
     factor: int = 1
 
     def count(self, tokens: int, samples: int) -> int:
+        """Of the rank that has most."""
+        if self.size is Size.OWN:
+            return -(-tokens // self.factor)
         return self.factor * {Size.TOKENS: tokens, Size.SAMPLES: samples, Size.ONE: 1}[self.size]
 
 

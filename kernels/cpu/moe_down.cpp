@@ -21,6 +21,7 @@ struct Scratch {
     const size_t assignments = static_cast<size_t>(args->rows) * args->top_k;
     x = layout.take<float>(activation_floats(args->rows * args->top_k, args->x.cols));
     products = layout.take<float>(threads * kMatmulOutFloats);
+    if (args->weights.data == nullptr) return; /* nothing is combined */
     combine = layout.take<float>(threads * 2 * kCombineCols);
     results = layout.take<std::byte>(assignments * pitch * dtype_bytes(args->out.dtype));
   }
@@ -32,9 +33,9 @@ struct Scratch {
   KeptWeights kept;
   int64_t pitch;
   float* x;
-  float* products;    /* one block of results a thread */
-  float* combine;     /* [threads][2][kCombineCols] */
-  std::byte* results; /* act [rows * top_k][pitch]: each assignment's own product */
+  float* products;              /* one block of results a thread */
+  float* combine = nullptr;     /* [threads][2][kCombineCols] */
+  std::byte* results = nullptr; /* act [rows * top_k][pitch]: each assignment's own product */
 };
 
 void* element(const glm_tensor& tensor, int64_t row, int64_t col) {
@@ -92,6 +93,32 @@ void combine_rows(glm_device* device, const glm_moe_down_args* args, const Scrat
                });
 }
 
+/* Each assignment's product, to its row of `results`. */
+void multiply(glm_device* device, const glm_moe_down_args* args, Scratch& scratch, const glm_tensor& results) {
+  const Activations x =
+      load_activations(device->pool, args->order, args->offsets[args->down.count], args->x, args->x_scale, scratch.x);
+  scratch.tasks.plan(args->down, args->offsets, device->pool.num_threads());
+  parallel_for(device->pool, scratch.tasks.num_tasks(), 1, [&](int64_t begin, int64_t end, int thread) {
+    float* products = scratch.products + static_cast<size_t>(thread) * kMatmulOutFloats;
+    for (int64_t i = begin; i < end; ++i)
+      run_task(args, scratch.tasks[i], scratch.tasks.after(i), x, results, products, scratch.kept.of(thread));
+  });
+}
+
+/* The same products, which nobody combines here. */
+glm_moe_down_args uncombined(const glm_moe_down_each_args* args) {
+  glm_moe_down_args down{};
+  down.rows = args->rows;
+  down.top_k = args->top_k;
+  down.x = args->x;
+  down.x_scale = args->x_scale;
+  down.down = args->down;
+  down.offsets = args->offsets;
+  down.order = args->order;
+  down.out = args->out;
+  return down;
+}
+
 }  // namespace
 
 size_t moe_down_workspace(const glm_device* device, const glm_moe_down_args* args) {
@@ -101,16 +128,21 @@ size_t moe_down_workspace(const glm_device* device, const glm_moe_down_args* arg
 glm_status moe_down(glm_device* device, const glm_moe_down_args* args) {
   if (args->rows == 0) return GLM_OK;
   Scratch scratch(device->workspace, device, args);
-  const Activations x =
-      load_activations(device->pool, args->order, args->offsets[args->down.count], args->x, args->x_scale, scratch.x);
-  scratch.tasks.plan(args->down, args->offsets, device->pool.num_threads());
-  const glm_tensor results = scratch.result_rows(args);
-  parallel_for(device->pool, scratch.tasks.num_tasks(), 1, [&](int64_t begin, int64_t end, int thread) {
-    float* products = scratch.products + static_cast<size_t>(thread) * kMatmulOutFloats;
-    for (int64_t i = begin; i < end; ++i)
-      run_task(args, scratch.tasks[i], scratch.tasks.after(i), x, results, products, scratch.kept.of(thread));
-  });
+  multiply(device, args, scratch, scratch.result_rows(args));
   combine_rows(device, args, scratch);
+  return GLM_OK;
+}
+
+size_t moe_down_each_workspace(const glm_device* device, const glm_moe_down_each_args* args) {
+  const glm_moe_down_args down = uncombined(args);
+  return Scratch(nullptr, device, &down).layout.bytes();
+}
+
+glm_status moe_down_each(glm_device* device, const glm_moe_down_each_args* args) {
+  if (args->rows == 0) return GLM_OK;
+  const glm_moe_down_args down = uncombined(args);
+  Scratch scratch(device->workspace, device, &down);
+  multiply(device, &down, scratch, args->out);
   return GLM_OK;
 }
 

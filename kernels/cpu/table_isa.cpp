@@ -33,6 +33,8 @@ size_t workspace_bytes(const glm_device* device, glm_op op, const void* args) {
       return moe_gate_up_workspace(device, static_cast<const glm_moe_gate_up_args*>(args));
     case GLM_OP_MOE_DOWN:
       return moe_down_workspace(device, static_cast<const glm_moe_down_args*>(args));
+    case GLM_OP_MOE_DOWN_EACH:
+      return moe_down_each_workspace(device, static_cast<const glm_moe_down_each_args*>(args));
     case GLM_OP_SAMPLE:
       return sample_workspace(device, static_cast<const glm_sample_args*>(args));
     default:
@@ -86,6 +88,11 @@ const glm_kernels kKernels = {
     .all_reduce = all_reduce,
     .gather_rows = gather_rows,
     .sample = sample,
+    .reduce_scatter = reduce_scatter,
+    .all_gather = all_gather,
+    .moe_dispatch = moe_dispatch,
+    .moe_down_each = moe_down_each,
+    .moe_combine = moe_combine,
     .group_progress = nullptr,
 };
 

@@ -74,6 +74,11 @@ constexpr glm_kernels kTable = {
     .all_reduce = all_reduce,
     .gather_rows = gather_rows,
     .sample = sample,
+    .reduce_scatter = nullptr,
+    .all_gather = nullptr,
+    .moe_dispatch = nullptr,
+    .moe_down_each = nullptr,
+    .moe_combine = nullptr,
     .group_progress = group_progress,
 };
 

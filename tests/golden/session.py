@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine_worker.models import KvDtypeSetting, build_model
+from engine_worker.models.exchange import REPLICATED, Exchanges
 from engine_worker.models.layout import ONE_RANK, Parallelism
 from engine_worker.runtime.abi import Engine, kernel_table_path
 from engine_worker.runtime.c_types import PAGE_SIZE
@@ -110,9 +111,11 @@ def open_session(
     num_threads: int = 1,
     kernels: Path | None = None,
     parallelism: Parallelism = ONE_RANK,
+    *,
+    exchanges: Exchanges = REPLICATED,
 ) -> Iterator[Session]:
     """An engine on the kernel table `kernels`, by default the one under test."""
-    model = build_model(directory, kv_dtype, parallelism)
+    model = build_model(directory, kv_dtype, parallelism, exchanges=exchanges)
     options = EngineOptions(
         kernels_path=kernels or kernel_table_path(TABLE),
         ranks=rank_options(model, first_gpu=None if TABLE == "cpu" else 0),

@@ -56,7 +56,12 @@ class Op(enum.IntEnum):
     ALL_REDUCE = 11
     GATHER_ROWS = 12
     SAMPLE = 13
-    COUNT = 14
+    REDUCE_SCATTER = 14
+    ALL_GATHER = 15
+    MOE_DISPATCH = 16
+    MOE_DOWN_EACH = 17
+    MOE_COMBINE = 18
+    COUNT = 19
 
 
 # C enums without negative enumerators.
@@ -304,6 +309,52 @@ class AllReduceArgs(c.Structure):
     _fields_ = [("rows", c.c_int32), ("x", Tensor)]
 
 
+class ReduceScatterArgs(c.Structure):
+    _fields_ = [("rows", c.c_int32), ("x", Tensor)]
+
+
+class AllGatherArgs(c.Structure):
+    _fields_ = [("rows", c.c_int32), ("x", Tensor)]
+
+
+class MoeDispatchArgs(c.Structure):
+    _fields_ = [
+        ("rows", c.c_int32),
+        ("top_k", c.c_int32),
+        ("first", c.c_int32),
+        ("count", c.c_int32),
+        ("ids", Tensor),
+        ("x", Tensor),
+        ("x_scale", Tensor),
+    ]
+
+
+class MoeDownEachArgs(c.Structure):
+    _fields_ = [
+        ("rows", c.c_int32),
+        ("top_k", c.c_int32),
+        ("x", Tensor),
+        ("x_scale", Tensor),
+        ("down", ExpertWeights),
+        ("offsets", c.c_void_p),
+        ("order", c.c_void_p),
+        ("out", Tensor),
+    ]
+
+
+class MoeCombineArgs(c.Structure):
+    _fields_ = [
+        ("rows", c.c_int32),
+        ("top_k", c.c_int32),
+        ("count", c.c_int32),
+        ("ids", Tensor),
+        ("weights", Tensor),
+        ("products", Tensor),
+        ("base", Tensor),
+        ("out", Tensor),
+    ]
+
+
 class GatherRowsArgs(c.Structure):
     _fields_ = [("rows", c.c_int32), ("step", c.POINTER(StepInputs)), ("x", Tensor), ("out", Tensor)]
 
@@ -392,4 +443,9 @@ OP_ARGS: dict[Op, type[c.Structure]] = {
     Op.ALL_REDUCE: AllReduceArgs,
     Op.GATHER_ROWS: GatherRowsArgs,
     Op.SAMPLE: SampleArgs,
+    Op.REDUCE_SCATTER: ReduceScatterArgs,
+    Op.ALL_GATHER: AllGatherArgs,
+    Op.MOE_DISPATCH: MoeDispatchArgs,
+    Op.MOE_DOWN_EACH: MoeDownEachArgs,
+    Op.MOE_COMBINE: MoeCombineArgs,
 }

@@ -219,6 +219,11 @@ glm_kernels full_table() {
           .all_reduce = all_reduce,
           .gather_rows = count<GLM_OP_GATHER_ROWS>,
           .sample = sample,
+          .reduce_scatter = nullptr,
+          .all_gather = nullptr,
+          .moe_dispatch = nullptr,
+          .moe_down_each = nullptr,
+          .moe_combine = nullptr,
           .group_progress = nullptr};
 }
 

@@ -158,6 +158,16 @@ REFUSED: dict[str, tuple[Callable[[Recorder], None], str]] = {
         lambda p: p.rms_norm("l", X, NORM, 1e-5, reduce=True, out=PLAIN),
         "reduce: there is no delta",
     ),
+    "dispatch: form": (
+        lambda p: p.moe_dispatch("l", PLAIN, IDS, experts(8, 16, WeightFormat.FP8_CHANNEL)),
+        "e is fp8_channel and takes FP8 activations",
+    ),
+    "combine: products": (
+        lambda p: p.moe_combine("l", X, experts(16, 8), ids=IDS, weights=WEIGHTS, base=None, out=X),
+        "products=x has rows",
+    ),
+    "reduce_scatter: dtype": (lambda p: p.reduce_scatter("l", X_Q), "dtype fp8, expected bf16"),
+    "all_gather: rows": (lambda p: p.all_gather("l", Buffer("last", "bf16", SAMPLES, 16)), "x=last has rows"),
     "all_reduce: dtype": (lambda p: p.all_reduce("l", X_Q), "dtype fp8, expected bf16"),
     "sample: dtype": (
         lambda p: p.sample("l", Buffer("logits", "bf16", SAMPLES, 32), (0, 32)),

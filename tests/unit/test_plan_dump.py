@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from engine_worker.models import Model, Parallelism, build_model
+from engine_worker.models.exchange import REPLICATED, Exchanges
+from engine_worker.models.placement import ExpertPlacement
 from engine_worker.plan.dump import dump, plan_hash
 from tests.unit.checkpoint_files import CHANNEL_QUANTIZATION, tiny_config, tiny_tensors, write_checkpoint
 
@@ -35,6 +37,7 @@ LAYOUTS = {
     "tp2_ep1": Parallelism(2, 1),
     "tp4_ep2": Parallelism(4, 2),
     "tp4_ep4_slice": Parallelism(4, 4, rank_slice=3),
+    "tp4_ep4_a2a": Parallelism(4, 4, placement=ExpertPlacement({1: ((2,), (0,), (3,), (1,))})),
 }
 
 
@@ -52,7 +55,8 @@ def snapshots(directory: Path, name: str) -> dict[str, str]:
 def layout_snapshot(directory: Path, name: str) -> str:
     config = MODELS["fp8"][0] | {"num_attention_heads": 4, "num_key_value_heads": 2}
     write_checkpoint(directory, config, tiny_tensors(config, "F8_E4M3"))
-    return dump(build_model(directory, "auto", LAYOUTS[name]).ranks[-1].decode)
+    exchanges = Exchanges("all_to_all", "all_to_all") if name.endswith("a2a") else REPLICATED
+    return dump(build_model(directory, "auto", LAYOUTS[name], exchanges=exchanges).ranks[-1].decode)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -22,6 +22,7 @@ from engine_worker import loading, server
 from engine_worker.config import WorkerConfig
 from engine_worker.errors import DeviceError, EngineFailedError
 from engine_worker.models import Parallelism
+from engine_worker.models.exchange import REPLICATED, Exchanges
 from engine_worker.models.layout import Layout
 from engine_worker.plan.record import KvCache
 from engine_worker.runtime import ranks
@@ -106,8 +107,9 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[NativeLikeEngine]:
     )
 
     def build_model(
-        directory: Path, kv_dtype: str, parallelism: Parallelism, synthetic_seed: int | None
+        directory: Path, kv_dtype: str, parallelism: Parallelism, synthetic_seed: int | None, exchanges: Exchanges
     ) -> SimpleNamespace:
+        assert exchanges == REPLICATED
         layouts = [Layout(parallelism.tp, 1, rank) for rank in range(parallelism.tp)]
         made_ranks = [SimpleNamespace(layout=layout, mixed=plan, decode=plan) for layout in layouts]
         return SimpleNamespace(config=config, mixed=plan, decode=plan, ranks=made_ranks, tensors=(), revision="abc")

@@ -104,7 +104,7 @@ typedef struct glm_kernels {
   void (*graph_free)(glm_device* device, glm_graph* graph);
 
   /* Groups: all three, or NULL in a table that has none. The devices of all ranks of an engine, rank i being
-   * devices[i], which then exchange data in all_reduce, rms_norm and sample. Each is called by its own thread; all call
+   * devices[i], which then exchange data: see ops.h. Each is called by its own thread; all call
    * the same operations in the same order with the same rows. Made before an operation is called or a workspace asked
    * for, destroyed when all streams are idle. */
   glm_status (*group_create)(glm_device* const* devices, int32_t num_ranks, glm_group** out, char* error,
@@ -127,6 +127,11 @@ typedef struct glm_kernels {
   glm_status (*all_reduce)(glm_device*, const glm_all_reduce_args*);
   glm_status (*gather_rows)(glm_device*, const glm_gather_rows_args*);
   glm_status (*sample)(glm_device*, const glm_sample_args*);
+  glm_status (*reduce_scatter)(glm_device*, const glm_reduce_scatter_args*);
+  glm_status (*all_gather)(glm_device*, const glm_all_gather_args*);
+  glm_status (*moe_dispatch)(glm_device*, const glm_moe_dispatch_args*);
+  glm_status (*moe_down_each)(glm_device*, const glm_moe_down_each_args*);
+  glm_status (*moe_combine)(glm_device*, const glm_moe_combine_args*);
 
   /* From any thread: how many exchanges each rank's stream has begun since the group was made, [num_ranks]. NULL in a
    * table whose operations have ended when they return. */

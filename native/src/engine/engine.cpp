@@ -72,7 +72,7 @@ void check_one_sample(const Plan& plan) {
 }  // namespace
 
 Engine::Engine(const glm_engine_options& options, int32_t rank, OnFailure on_failure)
-    : on_failure_(std::move(on_failure)), limits_(read_limits(options)) {
+    : on_failure_(std::move(on_failure)), place_{rank, options.num_ranks}, limits_(read_limits(options)) {
   check_pointers(options);
   mixed_ = parse_plan(options.ranks[rank].mixed_plan, "mixed");
   decode_ = parse_plan(options.ranks[rank].decode_plan, "decode");
@@ -156,7 +156,8 @@ void Engine::wait_ready() {
 
 void Engine::bind_plans() {
   executors_.clear();
-  for (const Plan* plan : {&mixed_, &decode_}) executors_.emplace_back(*device_, bind_plan(*plan, resources_), mark_);
+  for (const Plan* plan : {&mixed_, &decode_})
+    executors_.emplace_back(*device_, bind_plan(*plan, resources_), mark_, place_);
 }
 
 void Engine::record_decode() {

@@ -107,6 +107,7 @@ class Engine {
 
   // In order of construction: what is later may point into what is earlier.
   OnFailure on_failure_;
+  RankPlace place_;
   Limits limits_;
   Plan mixed_;
   Plan decode_;

@@ -100,6 +100,18 @@ OpArgs bind_all_reduce(OpReader& op) {
   return args;
 }
 
+OpArgs bind_reduce_scatter(OpReader& op) {
+  glm_reduce_scatter_args args{};
+  args.x = op.write_act("x", OpReader::kAnyCols);
+  return args;
+}
+
+OpArgs bind_all_gather(OpReader& op) {
+  glm_all_gather_args args{};
+  args.x = op.write_any("x");
+  return args;
+}
+
 OpArgs bind_gather_rows(OpReader& op) {
   glm_gather_rows_args args{};
   args.step = &op.resources().state.step;

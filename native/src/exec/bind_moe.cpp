@@ -71,6 +71,41 @@ OpArgs bind_moe_gate_up(OpReader& op) {
   return args;
 }
 
+OpArgs bind_moe_dispatch(OpReader& op) {
+  glm_moe_dispatch_args args{};
+  args.top_k = op.integer("top_k", 1, kMaxTopK);
+  args.first = op.integer("first", 0, INT32_MAX);
+  args.count = op.integer("count", 1, INT32_MAX - args.first);
+  args.ids = op.write("ids", GLM_I32, args.top_k);
+  const bool quantized = op.has("x_scale");
+  args.x = op.write("x", quantized ? GLM_FP8_E4M3 : op.resources().act, OpReader::kAnyCols);
+  args.x_scale = op.write("x_scale", GLM_F32, OpReader::kAnyCols);
+  return args;
+}
+
+OpArgs bind_moe_down_each(OpReader& op) {
+  glm_moe_down_each_args args{};
+  args.top_k = op.integer("top_k", 1, kMaxTopK);
+  args.down = op.experts("down");
+  std::tie(args.x, args.x_scale) = read_linear_input(op, args.down.format, args.down.cols, args.top_k);
+  args.offsets = op.read_ints("offsets", int64_t{args.down.count} + 1);
+  args.order = op.read_ints("order", int64_t{op.max_rows()} * args.top_k);
+  args.out = op.write_act("out", args.down.rows, args.top_k);
+  return args;
+}
+
+OpArgs bind_moe_combine(OpReader& op) {
+  glm_moe_combine_args args{};
+  args.top_k = op.integer("top_k", 1, kMaxTopK);
+  args.count = op.integer("count", 1, INT32_MAX);
+  args.ids = op.read("ids", GLM_I32, args.top_k);
+  args.weights = op.read("weights", GLM_F32, args.top_k);
+  args.products = op.read_act("products", OpReader::kAnyCols, args.top_k);
+  args.base = op.read_act("base", args.products.cols);
+  args.out = op.write_act("out", args.products.cols);
+  return args;
+}
+
 OpArgs bind_moe_down(OpReader& op) {
   glm_moe_down_args args{};
   args.top_k = op.integer("top_k", 1, kMaxTopK);

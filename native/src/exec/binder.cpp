@@ -22,6 +22,7 @@ class Groupings {
     if (const auto* group = std::get_if<glm_moe_group_args>(&args)) written_[group->offsets] = *group;
     if (const auto* gate_up = std::get_if<glm_moe_gate_up_args>(&args)) check(op, *gate_up, gate_up->gate);
     if (const auto* down = std::get_if<glm_moe_down_args>(&args)) check(op, *down, down->down);
+    if (const auto* each = std::get_if<glm_moe_down_each_args>(&args)) check(op, *each, each->down);
   }
 
  private:
@@ -50,14 +51,14 @@ std::vector<BoundOp> bind_plan(const Plan& plan, const Resources& resources) {
   for (const OpSpec& spec : plan.ops) {
     OpReader reader(resources, plan, spec);
     OpArgs args = bind_op(spec.kind, reader);
-    if (spec.kind == GLM_OP_MOE_DOWN) {
+    if (spec.kind == GLM_OP_MOE_DOWN || spec.kind == GLM_OP_MOE_COMBINE) {
       reader.check_aliases("out", "base");
     } else {
       reader.check_aliases();
     }
     groupings.note(reader, args);
     std::visit([&](auto& typed) { typed.rows = reader.max_rows(); }, args);
-    ops.push_back({spec.label, reader.by_samples(), args});
+    ops.push_back({spec.label, reader.rows(), args});
   }
   return ops;
 }

@@ -11,8 +11,8 @@ namespace glm {
 
 struct BoundOp {
   std::string label;
-  bool by_samples;  // rows is S, else T
-  OpArgs args;      // rows is the largest until a step sets it
+  OpRows rows;
+  OpArgs args;  // rows is the largest until a step sets it; with kOwn the first row is the step's
 };
 
 // Throws GLM_INVALID_ARGUMENT with line, op, label and argument.

@@ -33,11 +33,11 @@ std::string describe(const BoundOp& op) {
 
 bool is_exchange(const BoundOp& op) {
   if (const auto* norm = std::get_if<glm_rms_norm_args>(&op.args)) return norm->reduce != 0;
-  return op.args.index() == GLM_OP_ALL_REDUCE || op.args.index() == GLM_OP_SAMPLE;
+  return is_exchange(static_cast<glm_op>(op.args.index())) || op.args.index() == GLM_OP_SAMPLE;
 }
 
-Executor::Executor(const Device& device, std::vector<BoundOp> ops, OpMark& mark)
-    : device_(&device), ops_(std::move(ops)), mark_(&mark) {
+Executor::Executor(const Device& device, std::vector<BoundOp> ops, OpMark& mark, RankPlace place)
+    : device_(&device), ops_(std::move(ops)), mark_(&mark), place_(place) {
   const auto is_sample = [](const BoundOp& op) { return op.args.index() == GLM_OP_SAMPLE; };
   sample_ = static_cast<size_t>(std::ranges::find_if(ops_, is_sample) - ops_.begin());
   for (const bool samples : {false, true}) num_exchanges_[samples ? 1 : 0] = exchanges(samples).size();
@@ -57,7 +57,7 @@ size_t Executor::workspace_bytes() const {
 std::vector<const BoundOp*> Executor::exchanges(bool samples) const {
   std::vector<const BoundOp*> found;
   for (const BoundOp& op : ops_) {
-    if (is_exchange(op) && (samples || !op.by_samples)) found.push_back(&op);
+    if (is_exchange(op) && (samples || op.rows != OpRows::kSamples)) found.push_back(&op);
   }
   return found;
 }
@@ -74,11 +74,21 @@ void Executor::run(std::span<const int32_t> ops, int32_t num_rows, int32_t num_s
   for (const int32_t op : ops) run_op(ops_[static_cast<size_t>(op)], num_rows, num_samples);
 }
 
+template <class Args>
+glm_status Executor::call_own(Args args, int32_t num_rows) {
+  skip_rows(args, place_.first_row(num_rows));
+  args.rows = place_.end_row(num_rows) - place_.first_row(num_rows);
+  return call_op(device_->kernels(), device_->handle(), args);
+}
+
 inline void Executor::run_op(BoundOp& op, int32_t num_rows, int32_t num_samples) {
   mark_->op.store(&op, std::memory_order_relaxed);
   mark_->calls.store(mark_->calls.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  const auto call = [&](auto& args) {
-    args.rows = op.by_samples ? num_samples : num_rows;
+  const auto call = [&]<class Args>(Args& args) {
+    if constexpr (TakesOwnRows<Args>) {
+      if (op.rows == OpRows::kOwn) return call_own(args, num_rows);
+    }
+    args.rows = op.rows == OpRows::kSamples ? num_samples : num_rows;
     return call_op(device_->kernels(), device_->handle(), args);
   };
   const glm_status status = std::visit(call, op.args);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "exec/binder.h"
+#include "exec/own_rows.h"
 #include "memory/device.h"
 
 namespace glm {
@@ -27,7 +28,7 @@ bool is_exchange(const BoundOp& op);
 class Executor {
  public:
   // One of `ops` is `sample`.
-  Executor(const Device& device, std::vector<BoundOp> ops, OpMark& mark);
+  Executor(const Device& device, std::vector<BoundOp> ops, OpMark& mark, RankPlace place);
 
   // The largest scratch that any op needs.
   size_t workspace_bytes() const;
@@ -45,12 +46,15 @@ class Executor {
 
  private:
   void run_op(BoundOp& op, int32_t num_rows, int32_t num_samples);
+  template <class Args>
+  glm_status call_own(Args args, int32_t num_rows);
 
   const Device* device_;
   std::vector<BoundOp> ops_;
   size_t sample_;            // its place
   size_t num_exchanges_[2];  // of a step that does not sample, and one that does
   OpMark* mark_;
+  RankPlace place_;
 };
 
 }  // namespace glm

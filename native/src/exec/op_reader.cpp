@@ -9,12 +9,20 @@ namespace glm {
 
 OpReader::OpReader(const Resources& resources, const Plan& plan, const OpSpec& op)
     : resources_(resources), plan_(plan), op_(op) {
-  by_samples_ = op.kind == GLM_OP_GATHER_ROWS || op.kind == GLM_OP_SAMPLE || has("rows");
-  if (has("rows") && value("rows") != "S") error("rows", "'", value("rows"), "', expected S");
+  const bool sampled = op.kind == GLM_OP_GATHER_ROWS || op.kind == GLM_OP_SAMPLE;
+  rows_ = sampled ? OpRows::kSamples : OpRows::kTokens;
+  if (has("rows")) rows_ = read_rows();
+}
+
+OpRows OpReader::read_rows() const {
+  const bool both = op_.kind == GLM_OP_RMS_NORM || op_.kind == GLM_OP_LINEAR;
+  if (value("rows") == "O") return OpRows::kOwn;
+  if (both && value("rows") == "S") return OpRows::kSamples;
+  error("rows", "'", value("rows"), "', expected ", both ? "S or O" : "O");
 }
 
 int32_t OpReader::max_rows() const {
-  const bool samples = by_samples_ || plan_.name == "decode";
+  const bool samples = rows_ == OpRows::kSamples || plan_.name == "decode";
   return samples ? resources_.limits.max_samples : resources_.limits.max_rows;
 }
 
@@ -68,6 +76,10 @@ glm_tensor OpReader::read_act(std::string_view key, int32_t cols, int32_t rows_e
 
 glm_tensor OpReader::write_act(std::string_view key, int32_t cols, int32_t rows_each) {
   return write(key, resources_.act, cols, rows_each);
+}
+
+glm_tensor OpReader::write_any(std::string_view key) {
+  return write(key, buffer(key).tensor.dtype, kAnyCols);
 }
 
 glm_tensor OpReader::read_all_rows(std::string_view key) {

@@ -22,6 +22,9 @@ struct Resources {
   Weights weights;
 };
 
+// Which rows of a step an op is called for: all, those sampled, or those that the rank has to itself.
+enum class OpRows { kTokens, kSamples, kOwn };
+
 class OpReader {
  public:
   static constexpr int32_t kAnyCols = 0;
@@ -30,7 +33,7 @@ class OpReader {
 
   const Resources& resources() const { return resources_; }
   bool has(std::string_view key) const { return op_.values.contains(key); }
-  bool by_samples() const { return by_samples_; }
+  OpRows rows() const { return rows_; }
 
   template <class... Parts>
   [[noreturn]] void error(std::string_view key, const Parts&... parts) const {
@@ -44,6 +47,7 @@ class OpReader {
   glm_tensor write(std::string_view key, glm_dtype dtype, int32_t cols, int32_t rows_each = 1);
   glm_tensor read_act(std::string_view key, int32_t cols, int32_t rows_each = 1);
   glm_tensor write_act(std::string_view key, int32_t cols, int32_t rows_each = 1);
+  glm_tensor write_any(std::string_view key);      // of any dtype and columns
   glm_tensor read_all_rows(std::string_view key);  // act, a row for each T, though the op has S
   bool has_buffer(std::string_view key, glm_dtype dtype) const { return buffer(key).tensor.dtype == dtype; }
   // At least `count` i32, whatever rows and columns they are declared as.
@@ -74,6 +78,7 @@ class OpReader {
     const void* data;
   };
 
+  OpRows read_rows() const;
   std::string_view value(std::string_view key) const;
   const Buffer& buffer(std::string_view key) const;
   glm_tensor tensor(std::string_view key, glm_dtype dtype, int32_t cols, int32_t rows_each) const;
@@ -86,7 +91,7 @@ class OpReader {
   const Resources& resources_;
   const Plan& plan_;
   const OpSpec& op_;
-  bool by_samples_;
+  OpRows rows_;
   std::vector<Use> reads_;
   std::vector<Use> writes_;
 };

@@ -21,7 +21,12 @@
   X(MOE_DOWN, moe_down)                     \
   X(ALL_REDUCE, all_reduce)                 \
   X(GATHER_ROWS, gather_rows)               \
-  X(SAMPLE, sample)
+  X(SAMPLE, sample)                         \
+  X(REDUCE_SCATTER, reduce_scatter)         \
+  X(ALL_GATHER, all_gather)                 \
+  X(MOE_DISPATCH, moe_dispatch)             \
+  X(MOE_DOWN_EACH, moe_down_each)           \
+  X(MOE_COMBINE, moe_combine)
 
 namespace glm {
 

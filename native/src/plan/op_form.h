@@ -16,6 +16,10 @@ struct OpForm {
 };
 
 const OpForm& op_form(glm_op kind);
+// Whether ranks exchange data in every op of this kind; in rms_norm they do where it says so, and in `sample` where
+// there are several.
+bool is_exchange(glm_op kind);
+
 std::optional<glm_op> find_op(std::string_view name);
 
 }  // namespace glm

@@ -31,9 +31,23 @@ void check_same_calls(const Plan& first, const Plan& other, size_t rank) {
   }
 }
 
-bool sums_over_ranks(const OpSpec& op) {
+// Tokens go to rank id / count for an expert's place `id`.
+void check_dispatch(const Plan& plan, size_t rank) {
+  for (const OpSpec& op : plan.ops) {
+    if (op.kind != GLM_OP_MOE_DISPATCH) continue;
+    const int64_t first = parse_int32(op.values.find("first")->second).value_or(0);
+    const int64_t count = parse_int32(op.values.find("count")->second).value_or(0);
+    if (first == static_cast<int64_t>(rank) * count) continue;
+    rank_error(plan, rank, ", line ", op.line.number, ": op moe_dispatch ", op.label, ": first ", first, ", expected ",
+               static_cast<int64_t>(rank) * count, ", rank * count");
+  }
+}
+
+bool meets_ranks(const OpSpec& op) {
   const auto reduce = op.values.find("reduce");
-  return op.kind == GLM_OP_ALL_REDUCE || (reduce != op.values.end() && reduce->second == "1");
+  const auto rows = op.values.find("rows");
+  if (rows != op.values.end() && rows->second == "O") return true;
+  return is_exchange(op.kind) || (reduce != op.values.end() && reduce->second == "1");
 }
 
 // The tokens of its logits; what is wrong in itself is found when the op is bound.
@@ -52,7 +66,7 @@ Range sampled_tokens(const Plan& plan) {
 void check_ranks(const std::vector<const Plan*>& ranks) {
   const Plan& first = *ranks.front();
   if (ranks.size() == 1) {
-    const auto reduce = std::ranges::find_if(first.ops, sums_over_ranks);
+    const auto reduce = std::ranges::find_if(first.ops, meets_ranks);
     if (reduce == first.ops.end()) return;
     rank_error(first, 0, ", line ", reduce->line.number, ": op ", op_form(reduce->kind).name, " ", reduce->label,
                ": an engine of one rank has nobody to exchange data with");
@@ -60,6 +74,7 @@ void check_ranks(const std::vector<const Plan*>& ranks) {
   int64_t next = 0;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     check_same_calls(first, *ranks[rank], rank);
+    check_dispatch(*ranks[rank], rank);
     const Range tokens = sampled_tokens(*ranks[rank]);
     if (tokens.begin != next) {
       rank_error(*ranks[rank], rank, ": samples tokens from ", tokens.begin, ", expected from ", next);

@@ -1,0 +1,152 @@
+"""The exchange of tokens: rows that each rank has to itself, summed, gathered, sent to experts and combined again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.kernels import abi
+from tests.kernels.group import Group, open_group
+from tests.kernels.harness import ABSENT, BF16, F32, FP8, I32, Array, Buffer, Device, Table, assert_bits_equal, tensor
+from tests.kernels.matrices import BoundExperts, Format, random_activations, random_weights
+from tests.kernels.test_moe import Packed, random_ids
+
+Dtype = np.dtype[Any]
+RANKS = [2, 3, 8]
+ROWS = [0, 1, 2, 7, 64]  # fewer than ranks, one each, and uneven
+
+
+@pytest.fixture(autouse=True)
+def has_exchange(table: Table) -> None:
+    if not table.kernels.moe_dispatch:
+        pytest.skip(f"the table {table.name} has no exchange of tokens")
+
+
+@pytest.fixture(params=RANKS)
+def group(table: Table, request: pytest.FixtureRequest) -> Iterator[Group]:
+    with open_group(table, request.param, num_threads=2) as opened:
+        yield opened
+
+
+def own(rows: int, rank: int, num_ranks: int) -> slice:
+    return slice(rows * rank // num_ranks, rows * (rank + 1) // num_ranks)
+
+
+def numbers(rng: np.random.Generator, num_ranks: int, rows: int, cols: int, dtype: Dtype) -> list[Array]:
+    return [(4 * rng.standard_normal((rows, cols))).astype(dtype) for _ in range(num_ranks)]
+
+
+def owned(parts: list[Array]) -> Array:
+    """Each row as its rank has it."""
+    return np.concatenate([part[own(len(part), rank, len(parts))] for rank, part in enumerate(parts)])
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("cols", [31, 1100])
+def test_reduce_scatter_sums_own_rows_in_order_of_rank(
+    group: Group, rng: np.random.Generator, act: Dtype, rows: int, cols: int
+) -> None:
+    parts = numbers(rng, len(group.devices), rows, cols, act)
+    total = parts[0].astype(np.float32)
+    for part in parts[1:]:
+        total = total + part.astype(np.float32)
+
+    def run(rank: int, device: Device) -> Array:
+        x = tensor(parts[rank], cols + 3)
+        device.run(abi.Op.REDUCE_SCATTER, abi.ReduceScatterArgs(rows, x.struct))
+        return x.read()
+
+    assert_bits_equal(owned(group.each(run)), total.astype(act))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("dtype", [F32, BF16, FP8, I32], ids=str)
+def test_all_gather_brings_each_row_from_its_rank(
+    group: Group, rng: np.random.Generator, dtype: Dtype, rows: int
+) -> None:
+    parts = numbers(rng, len(group.devices), rows, 37, dtype)
+
+    def run(rank: int, device: Device) -> Array:
+        x = tensor(parts[rank], 40)
+        device.run(abi.Op.ALL_GATHER, abi.AllGatherArgs(rows, x.struct))
+        return x.read()
+
+    for found in group.each(run):
+        assert_bits_equal(found, owned(parts))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_dispatch_brings_the_rows_that_have_local_experts_and_no_other(
+    group: Group, rng: np.random.Generator, rows: int
+) -> None:
+    num_ranks, count = len(group.devices), 2
+    ids = [random_ids(rng, rows, num_ranks * count, 2) for _ in group.devices]
+    parts = numbers(rng, num_ranks, rows, 50, FP8)
+    scales = [np.abs(part) for part in numbers(rng, num_ranks, rows, 1, F32)]
+
+    def run(rank: int, device: Device) -> tuple[Array, Array, Array]:
+        bound = tensor(ids[rank], 3), tensor(parts[rank], 64), tensor(scales[rank], 2)
+        args = abi.MoeDispatchArgs(rows, 2, rank * count, count, *(each.struct for each in bound))
+        device.run(abi.Op.MOE_DISPATCH, args)
+        i, x, scale = (each.read() for each in bound)
+        return i, x, scale
+
+    all_ids = owned(ids)
+    for rank, (found_ids, x, scale) in enumerate(group.each(run)):
+        assert_bits_equal(found_ids, all_ids)
+        taken = (all_ids // count == rank).any(axis=1)
+        taken[own(rows, rank, num_ranks)] = True
+        assert_bits_equal(x, np.where(taken[:, None], owned(parts), parts[rank]))
+        assert_bits_equal(scale, np.where(taken[:, None], owned(scales), scales[rank]))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("with_base", [True, False])
+def test_products_of_ranks_combine_to_what_one_rank_computes(
+    device: Device, group: Group, rng: np.random.Generator, act: Dtype, rows: int, with_base: bool
+) -> None:
+    """moe_down_each on each rank's experts and moe_combine give the bits of moe_down with all of them."""
+    num_ranks, count, top_k = len(group.devices), 2, 3
+    experts = [random_weights(rng, Format.F32, 90, 33, gap=1) for _ in range(num_ranks * count)]
+    ids = random_ids(rng, rows, num_ranks * count, top_k)
+    weights = rng.random((rows, top_k)).astype(np.float32)
+    base = rng.standard_normal((rows, 90)).astype(act)
+    x = random_activations(rng, Format.F32, rows * top_k, 33, act)
+
+    def operands(first: int, local: int) -> tuple[Any, ...]:
+        packed = Packed(ids, first, local)
+        return (
+            x.bind(),
+            BoundExperts(experts[first : first + local], first),
+            Buffer(packed.offsets),
+            Buffer(packed.order),
+            tensor(ids),
+            tensor(weights),
+            tensor(base, 96),
+        )
+
+    def whole() -> Array:
+        bound, down, offsets, order, i, w, b = operands(0, num_ranks * count)
+        args = abi.MoeDownArgs(rows, top_k, bound.x.struct, bound.scale_struct, down.struct)
+        args.offsets, args.order, args.ids, args.weights = offsets.pointer, order.pointer, i.struct, w.struct
+        out = tensor(np.zeros((rows, 90), act))
+        args.base, args.out = b.struct if with_base else ABSENT, b.struct if with_base else out.struct
+        device.run(abi.Op.MOE_DOWN, args)
+        return b.read() if with_base else out.read()
+
+    def run(rank: int, of: Device) -> Array:
+        bound, down, offsets, order, i, w, b = operands(rank * count, count)
+        products, out = tensor(np.full((rows * top_k, 90), np.nan, act), 92), tensor(np.zeros((rows, 90), act))
+        each = abi.MoeDownEachArgs(rows, top_k, bound.x.struct, bound.scale_struct, down.struct)
+        each.offsets, each.order, each.out = offsets.pointer, order.pointer, products.struct
+        of.run(abi.Op.MOE_DOWN_EACH, each)
+        target = b if with_base else out
+        args = abi.MoeCombineArgs(rows, top_k, count, i.struct, w.struct, products.struct)
+        args.base, args.out = b.struct if with_base else ABSENT, target.struct
+        of.run(abi.Op.MOE_COMBINE, args)
+        return target.read()
+
+    assert_bits_equal(owned(group.each(run)), whole())
