@@ -135,6 +135,12 @@ __device__ __forceinline__ void multiply_narrowly(const ExpertParams& p, const E
   }
 }
 
+/* Where the weights lie, into the L2: a table that no operation writes. */
+__device__ __forceinline__ void prefetch_table(const glm_expert_weights& weights) {
+  const int i = static_cast<int>(threadIdx.x);
+  if (i < weights.count) asm volatile("prefetch.global.L2 [%0];" ::"l"(weights.experts + i));
+}
+
 template <ExpertLayer kLayer, Operand kOperand, int kTokens>
 __global__ void __launch_bounds__(kWgmmaThreads, 2) expert_wgmma_kernel(const __grid_constant__ ExpertParams p) {
   extern __shared__ uint4 shared[];
@@ -142,7 +148,10 @@ __global__ void __launch_bounds__(kWgmmaThreads, 2) expert_wgmma_kernel(const __
   __shared__ ExpertTables<kTokens> tables;
   const WgmmaPipe<kTokens> pipe{&ring, swizzle_aligned(reinterpret_cast<uint8_t*>(shared))};
   int32_t* offsets = reinterpret_cast<int32_t*>(pipe.stages + wgmma_stages(kTokens) * wgmma_stage_bytes(kTokens));
-  begin_kernel();
+  release_successor();
+  prefetch_table(p.first);
+  if (kLayer == ExpertLayer::kGateUp) prefetch_table(p.second);
+  wait_for_predecessor();
   if (p.skip != nullptr && *p.skip != 0) return;
   for (int i = static_cast<int>(threadIdx.x); i <= p.first.count; i += kWgmmaThreads) offsets[i] = p.in.offsets[i];
   pipe.init();

@@ -108,17 +108,15 @@ __global__ void gate_up_scalar_kernel(const __grid_constant__ GateUpParams p) {
 /* A block quantises every gridDim.x-th row of y that the order lists. */
 template <typename Act>
 __global__ void quantize_listed_kernel(const int32_t* total, const int32_t* order, glm_tensor y, RowTargets targets) {
-  extern __shared__ float row[];
+  extern __shared__ __align__(16) float row[];
   __shared__ uint32_t largest[kWarp];
   begin_kernel();
   const int count = *total;
   for (int i = static_cast<int>(blockIdx.x); i < count; i += static_cast<int>(gridDim.x)) {
     const int64_t index = order[i];
     const Act* from = row_of<Act>(y, index);
-    for_each_pack(y.cols, [&](int32_t first) {
-      if (first < y.cols) load_pack(from, first, y.cols, row + first);
-    });
-    store_row<Act>(row, y.cols, targets, index, largest);
+    store_row<Act>(row, y.cols, targets, index, largest,
+                   [&](int32_t first, float* values) { load_pack(from, first, y.cols, values); });
   }
 }
 

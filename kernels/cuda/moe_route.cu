@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "dot.cuh"
 #include "launch.h"
 #include "moe_route_logits.cuh"
@@ -37,7 +39,14 @@ struct SelectParams {
   const int32_t* places;
 };
 
-/* Larger values have larger keys. */
+constexpr int kSelectThreads = 256;
+constexpr uint32_t kTaken = 0; /* the key of an expert that cannot be chosen, below all others */
+
+__host__ __device__ constexpr int padded_experts(int experts) {
+  return (experts + 3) / 4 * 4;
+}
+
+/* Larger values have larger keys; none is 0. */
 __device__ __forceinline__ uint32_t ascending_key(float x) {
   const uint32_t bits = __float_as_uint(x + 0.0f);
   return (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
@@ -91,43 +100,64 @@ __device__ void drop_groups(const SelectParams& p, float* choices, float* group_
   __syncwarp();
 }
 
-/* One warp a row. Shared: scores, choices, group scores. */
-__global__ void route_select_kernel(const __grid_constant__ SelectParams p) {
-  extern __shared__ float scores[];
-  float* choices = scores + p.experts;
-  float* group_scores = choices + p.experts;
+/* How many keys stand before the expert's: larger ones, and equal ones of lower experts. `keys`: [padded to whole uint4]. */
+__device__ int rank_of_expert(const uint32_t* keys, int experts, int expert) {
+  const uint32_t key = keys[expert];
+  int before = 0;
+  for (int i = 0; i < experts; i += 4) {
+    const uint4 others = *reinterpret_cast<const uint4*>(keys + i);
+    before += others.x > (i < expert ? key - 1 : key) ? 1 : 0;
+    before += others.y > (i + 1 < expert ? key - 1 : key) ? 1 : 0;
+    before += others.z > (i + 2 < expert ? key - 1 : key) ? 1 : 0;
+    before += others.w > (i + 3 < expert ? key - 1 : key) ? 1 : 0;
+  }
+  return before;
+}
+
+/* One block a row, a thread an expert where there are as many. Shared: choices, which become keys; scores, group scores. */
+__global__ void __launch_bounds__(kSelectThreads) route_select_kernel(const __grid_constant__ SelectParams p) {
+  extern __shared__ __align__(16) float choices[];
+  __shared__ int32_t chosen[kWarp];
+  const int padded = padded_experts(p.experts);
+  float* scores = choices + padded;
+  auto* keys = reinterpret_cast<uint32_t*>(choices);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int threads = static_cast<int>(blockDim.x);
   begin_kernel();
   const int64_t row = blockIdx.x;
-  for (int e = static_cast<int>(threadIdx.x); e < p.experts; e += kWarp) {
+  for (int e = thread; e < p.experts; e += threads) {
     scores[e] = 1.0f / (1.0f + expf(-p.logits[row * p.experts + e]));
     const float choice = p.bias == nullptr ? scores[e] : scores[e] + p.bias[e];
     choices[e] = isnan(choice) ? -INFINITY : choice; /* so that top_k distinct experts are always found */
   }
-  __syncwarp();
-  if (p.groups > 1) drop_groups(p, choices, group_scores);
-  int32_t* ids = row_of<int32_t>(p.ids, row);
-  float* weights = row_of<float>(p.weights, row);
-  const int lane = static_cast<int>(threadIdx.x);
-  float total = 0.0f;
-  float own = 0.0f;
-  for (int j = 0; j < p.top_k; ++j) {
-    const int expert = take_best(choices, p.experts);
-    total += scores[expert];
-    if (lane == j) own = scores[expert];
-    if (lane == j) ids[j] = p.places == nullptr ? expert : p.places[expert];
+  if (p.groups > 1) {
+    __syncthreads();
+    if (thread < kWarp) drop_groups(p, choices, scores + p.experts);
+    __syncthreads();
   }
-  if (lane < p.top_k) weights[lane] = (p.normalize != 0 ? own / (total + 1e-20f) : own) * p.scale;
+  for (int e = thread; e < padded; e += threads) {
+    keys[e] = e >= p.experts || isnan(choices[e]) ? kTaken : ascending_key(choices[e]);
+  }
+  __syncthreads();
+  for (int e = thread; e < p.experts; e += threads) {
+    if (keys[e] == kTaken) continue;
+    const int rank = rank_of_expert(keys, p.experts, e);
+    if (rank < p.top_k) chosen[rank] = e;
+  }
+  __syncthreads();
+  if (thread >= p.top_k) return;
+  const int32_t expert = chosen[thread];
+  float total = 0.0f;
+  for (int j = 0; j < p.top_k; ++j) total += scores[chosen[j]];
+  row_of<int32_t>(p.ids, row)[thread] = p.places == nullptr ? expert : p.places[expert];
+  row_of<float>(p.weights, row)[thread] =
+      (p.normalize != 0 ? scores[expert] / (total + 1e-20f) : scores[expert]) * p.scale;
 }
 
 glm_status compute_logits(glm_device* device, const glm_moe_route_args& args, float* logits) {
   return with_weight(args.format, [&](auto weight) {
     using W = typename decltype(weight)::type;
-    if (args.x.dtype == GLM_BF16) {
-      const Grid grid{dim3(blocks_for(args.experts, kRouteExperts) * kRouteSplit, blocks_for(args.rows, kRouteTokens)),
-                      kRouteWarps * kWarp, 0, kRouteSplit};
-      return launch(device, "moe_route (logits)", grid, route_logits_mma_kernel<W>, args.x, args.weight, args.rows,
-                    logits);
-    }
+    if (args.x.dtype == GLM_BF16) return route_logits<W>(device, args, logits);
     const Grid grid{dim3(blocks_for(args.experts, kDotWarps), blocks_for(args.rows, kDotTokens)), kDotWarps * kWarp};
     return launch(device, "moe_route (logits)", grid, route_logits_kernel<float, W>, args.x, args.weight, args.rows,
                   logits);
@@ -146,7 +176,9 @@ glm_status moe_route(glm_device* device, const glm_moe_route_args* args) {
   if (status != GLM_OK) return status;
   const SelectParams p{logits,          args->bias,  args->experts, args->top_k,   args->groups, args->topk_groups,
                        args->normalize, args->scale, args->ids,     args->weights, args->places};
-  const Grid grid{dim3(static_cast<unsigned>(args->rows)), kWarp, sizeof(float) * (2 * args->experts + args->groups)};
+  const int threads = std::min(kSelectThreads, (args->experts + kWarp - 1) / kWarp * kWarp);
+  const Grid grid{dim3(static_cast<unsigned>(args->rows)), threads,
+                  sizeof(float) * (padded_experts(args->experts) + args->experts + args->groups)};
   return launch(device, "moe_route (select)", grid, route_select_kernel, p);
 }
 

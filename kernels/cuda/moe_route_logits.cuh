@@ -5,15 +5,16 @@
 #include <cooperative_groups.h>
 
 #include "kernel.cuh"
+#include "launch.h"
 #include "mma.cuh"
 
 namespace glm::cuda {
 
 constexpr int kRouteExperts = 16; /* of a block */
-constexpr int kRouteTokens = 64;
 constexpr int kRouteWarps = 8;
 constexpr int kRouteSplit = 8; /* blocks of a cluster, which share K */
-constexpr int kRouteTiles = kRouteTokens / 8;
+constexpr int kRouteStep = 16; /* elements of K that a warp multiplies at once */
+constexpr int kRouteAhead = 5; /* steps whose weights are read before the predecessor ends: all of 5120 columns */
 
 /* Elements of K, from `k` on, in the order that a lane multiplies them; zeros past the end. */
 template <typename W>
@@ -50,71 +51,95 @@ __device__ __forceinline__ uint32_t take_bf16(float& x, float& y) {
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
-/* Adds 16 elements of K to the warp's sums. */
-template <typename W>
-__device__ __forceinline__ void route_step(const W* const weights[2], const bf16* const tokens[kRouteTiles], int k,
-                                           int n, float sums[kRouteTiles][4]) {
+/* Weights of a step: of rows group and group + 8. */
+struct RouteWeights {
+  float4 low;
+  float4 high;
+};
+
+/* Adds a step to the warp's sums, kTiles times eight tokens. A token's sum is made in the same order
+ * for every kTiles. */
+template <typename W, int kTiles>
+__device__ __forceinline__ void route_step(RouteWeights w, const bf16* const tokens[kTiles], int k, int n,
+                                           float sums[kTiles][4]) {
   constexpr int kPieces = std::is_same_v<W, bf16> ? 1 : 3;
-  float4 low = load_route_weights(weights[0], k, n);
-  float4 high = load_route_weights(weights[1], k, n);
-  uint2 b[kRouteTiles];
+  uint2 b[kTiles];
 #pragma unroll
-  for (int tile = 0; tile < kRouteTiles; ++tile) b[tile] = load_route_tokens(tokens[tile], k, n);
+  for (int tile = 0; tile < kTiles; ++tile) b[tile] = load_route_tokens(tokens[tile], k, n);
 #pragma unroll
   for (int piece = 0; piece < kPieces; ++piece) {
     uint32_t a[4];
-    a[0] = take_bf16(low.x, low.y);
-    a[1] = take_bf16(high.x, high.y);
-    a[2] = take_bf16(low.z, low.w);
-    a[3] = take_bf16(high.z, high.w);
+    a[0] = take_bf16(w.low.x, w.low.y);
+    a[1] = take_bf16(w.high.x, w.high.y);
+    a[2] = take_bf16(w.low.z, w.low.w);
+    a[3] = take_bf16(w.high.z, w.high.w);
 #pragma unroll
-    for (int tile = 0; tile < kRouteTiles; ++tile) mma_16x8x16<bf16>(sums[tile], a, b[tile].x, b[tile].y);
+    for (int tile = 0; tile < kTiles; ++tile) mma_16x8x16<bf16>(sums[tile], a, b[tile].x, b[tile].y);
   }
 }
 
-/* Block (x, y): 16 experts times the cluster's split of K, 64 tokens. */
-template <typename W>
-__global__ void __launch_bounds__(kRouteWarps* kWarp)
+/* The warp's sums over its share of K, from `k` on. Weights are no operation's output: the first are read
+ * before the predecessor ends. */
+template <typename W, int kTiles>
+__device__ __forceinline__ void route_sums(const W* const rows[2], const glm_tensor& x, int first_token, int num_tokens,
+                                           int k, float sums[kTiles][4]) {
+  constexpr int kStride = kRouteSplit * kRouteWarps * kRouteStep;
+  const auto load = [&](int at) {
+    return RouteWeights{load_route_weights(rows[0], at, x.cols), load_route_weights(rows[1], at, x.cols)};
+  };
+  RouteWeights ahead[kRouteAhead];
+#pragma unroll
+  for (int i = 0; i < kRouteAhead; ++i) ahead[i] = load(k + i * kStride);
+  wait_for_predecessor();
+  const int group = static_cast<int>(threadIdx.x) % kWarp / 4;
+  const bf16* tokens[kTiles];
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) {
+    const int token = first_token + i * 8 + group;
+    tokens[i] = token < num_tokens ? row_of<bf16>(x, token) : nullptr;
+  }
+#pragma unroll
+  for (int i = 0; i < kRouteAhead; ++i) route_step<W, kTiles>(ahead[i], tokens, k + i * kStride, x.cols, sums);
+  for (int at = k + kRouteAhead * kStride; at - k % kRouteStep < x.cols; at += kStride) {
+    route_step<W, kTiles>(load(at), tokens, at, x.cols, sums);
+  }
+}
+
+/* Block (x, y): 16 experts times the cluster's split of K, kTiles times eight tokens. */
+template <typename W, int kTiles>
+__global__ void __launch_bounds__(kRouteWarps* kWarp, 2)
     route_logits_mma_kernel(glm_tensor x, glm_weight weight, int32_t rows, float* logits) {
   namespace cg = cooperative_groups;
-  __shared__ float partials[kRouteWarps][kRouteTokens][kRouteExperts + 1];
-  __shared__ float totals[kRouteTokens][kRouteExperts];
-  begin_kernel();
+  constexpr int kTokens = kTiles * 8;
+  __shared__ float partials[kRouteWarps][kTokens][kRouteExperts + 1];
+  __shared__ float totals[kTokens][kRouteExperts];
+  release_successor();
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int group = static_cast<int>(threadIdx.x) % kWarp / 4;
   const int member = static_cast<int>(threadIdx.x) % 4;
   const int rank = static_cast<int>(blockIdx.x) % kRouteSplit;
   const int first_expert = static_cast<int>(blockIdx.x) / kRouteSplit * kRouteExperts;
-  const int first_token = static_cast<int>(blockIdx.y) * kRouteTokens;
+  const int first_token = static_cast<int>(blockIdx.y) * kTokens;
   const W* weights[2];
   for (int i = 0; i < 2; ++i) {
     weights[i] =
         static_cast<const W*>(weight.data) + min(first_expert + group + i * 8, weight.rows - 1) * weight.stride;
   }
-  const bf16* tokens[kRouteTiles];
+  float sums[kTiles][4] = {};
+  route_sums<W, kTiles>(weights, x, first_token, rows, (rank * kRouteWarps + warp) * kRouteStep + member * 4, sums);
 #pragma unroll
-  for (int i = 0; i < kRouteTiles; ++i) {
-    const int token = first_token + i * 8 + group;
-    tokens[i] = token < rows ? row_of<bf16>(x, token) : nullptr;
-  }
-  float sums[kRouteTiles][4] = {};
-#pragma unroll 3
-  for (int step = rank * kRouteWarps + warp; step * 16 < x.cols; step += kRouteSplit * kRouteWarps) {
-    route_step(weights, tokens, step * 16 + member * 4, x.cols, sums);
-  }
-#pragma unroll
-  for (int i = 0; i < kRouteTiles * 4; ++i) {
+  for (int i = 0; i < kTiles * 4; ++i) {
     partials[warp][i / 4 * 8 + member * 2 + i % 2][group + i % 4 / 2 * 8] = sums[i / 4][i % 4];
   }
   __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < kRouteTokens * kRouteExperts; i += kRouteWarps * kWarp) {
+  for (int i = static_cast<int>(threadIdx.x); i < kTokens * kRouteExperts; i += kRouteWarps * kWarp) {
     float sum = 0.0f;
     for (int other = 0; other < kRouteWarps; ++other) sum += partials[other][i / kRouteExperts][i % kRouteExperts];
     totals[i / kRouteExperts][i % kRouteExperts] = sum;
   }
   auto cluster = cg::this_cluster();
   cluster.sync();
-  constexpr int kOwn = kRouteTokens / kRouteSplit * kRouteExperts;
+  constexpr int kOwn = kTokens / kRouteSplit * kRouteExperts;
   const int at = static_cast<int>(threadIdx.x);
   const int token = at / kRouteExperts * kRouteSplit + rank;
   const int expert = first_expert + at % kRouteExperts;
@@ -124,6 +149,22 @@ __global__ void __launch_bounds__(kRouteWarps* kWarp)
     logits[static_cast<int64_t>(first_token + token) * weight.rows + expert] = sum;
   }
   cluster_leave_together();
+}
+
+template <typename W, int kTiles>
+glm_status launch_route_logits(glm_device* device, const glm_moe_route_args& args, float* logits) {
+  const Grid grid{dim3(blocks_for(args.experts, kRouteExperts) * kRouteSplit, blocks_for(args.rows, kTiles * 8)),
+                  kRouteWarps * kWarp, 0, kRouteSplit};
+  return launch(device, "moe_route (logits)", grid, route_logits_mma_kernel<W, kTiles>, args.x, args.weight, args.rows,
+                logits);
+}
+
+/* Into logits[rows][experts]. */
+template <typename W>
+glm_status route_logits(glm_device* device, const glm_moe_route_args& args, float* logits) {
+  if (args.rows <= 8) return launch_route_logits<W, 1>(device, args, logits);
+  if (args.rows <= 16) return launch_route_logits<W, 2>(device, args, logits);
+  return launch_route_logits<W, 8>(device, args, logits);
 }
 
 }  // namespace glm::cuda

@@ -8,15 +8,13 @@ namespace {
 
 template <typename Act>
 __global__ void quantize_kernel(glm_tensor x, RowTargets targets) {
-  extern __shared__ float row[];
+  extern __shared__ __align__(16) float row[];
   __shared__ uint32_t largest[kWarp];
   begin_kernel();
   const int64_t index = blockIdx.x;
   const Act* from = row_of<Act>(x, index);
-  for_each_pack(x.cols, [&](int32_t first) {
-    if (first < x.cols) load_pack(from, first, x.cols, row + first);
-  });
-  store_row<Act>(row, x.cols, targets, index, largest);
+  store_row<Act>(row, x.cols, targets, index, largest,
+                 [&](int32_t first, float* values) { load_pack(from, first, x.cols, values); });
 }
 
 }  // namespace

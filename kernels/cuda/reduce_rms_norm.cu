@@ -30,9 +30,9 @@ __device__ float add_sum(const Peers& peers, PeerRows<Act>& exchange, Act* resid
 #pragma unroll
     for (int i = 0; i < kPack; ++i) {
       values[i] = rounded_to<Act>(values[i] + sum[i]);
-      row[first + i] = values[i];
       squares = fmaf(values[i], values[i], squares);
     }
+    write_shared_pack(row, first, values);
     store_pack(residual, first, cols, values);
   });
   return squares;
@@ -42,7 +42,7 @@ template <typename Act>
 __global__ void __launch_bounds__(kMaxRowThreads)
     reduce_rms_norm_kernel(const __grid_constant__ Peers peers, glm_tensor residual, glm_tensor delta,
                            const float* weight, float eps, RowTargets targets, bool two_shots) {
-  extern __shared__ float row[];
+  extern __shared__ __align__(16) float row[];
   __shared__ float sums[kWarp];
   __shared__ uint32_t largest[kWarp];
   const int32_t cols = residual.cols;
@@ -55,15 +55,14 @@ __global__ void __launch_bounds__(kMaxRowThreads)
   const float squares = add_sum(peers, exchange, row_of<Act>(residual, index), row_of<Act>(delta, index), cols, row);
   const float inverse_rms = 1.0f / sqrtf(block_sum(squares, sums) / static_cast<float>(cols) + eps);
   exchange.close();
-  for_each_pack(cols, [&](int32_t first) {
-    if (first >= cols) return;
+  store_row<Act>(row, cols, targets, index, largest, [&](int32_t first, float* values) {
     if (first != own) load_pack(weight, first, cols, own_weights);
+    read_shared_pack(row, first, values);
 #pragma unroll
     for (int i = 0; i < kPack; ++i) {
-      row[first + i] = rounded_to<Act>(own_weights[i] * rounded_to<Act>(row[first + i] * inverse_rms));
+      values[i] = rounded_to<Act>(own_weights[i] * rounded_to<Act>(values[i] * inverse_rms));
     }
   });
-  store_row<Act>(row, cols, targets, index, largest);
 }
 
 }  // namespace

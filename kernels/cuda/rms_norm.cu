@@ -21,11 +21,9 @@ __device__ float add_delta(Act* residual, const Act* delta, int32_t cols, float*
       for (int i = 0; i < kPack; ++i) values[i] = rounded_to<Act>(values[i] + added[i]);
       store_pack(residual, first, cols, values);
     }
+    write_shared_pack(row, first, values);
 #pragma unroll
-    for (int i = 0; i < kPack; ++i) {
-      row[first + i] = values[i];
-      squares = fmaf(values[i], values[i], squares);
-    }
+    for (int i = 0; i < kPack; ++i) squares = fmaf(values[i], values[i], squares);
   });
   return squares;
 }
@@ -33,7 +31,7 @@ __device__ float add_delta(Act* residual, const Act* delta, int32_t cols, float*
 template <typename Act>
 __global__ void rms_norm_kernel(glm_tensor residual, glm_tensor delta, const float* weight, float eps,
                                 RowTargets targets) {
-  extern __shared__ float row[];
+  extern __shared__ __align__(16) float row[];
   __shared__ float sums[kWarp];
   __shared__ uint32_t largest[kWarp];
   const int32_t cols = residual.cols;
@@ -45,15 +43,14 @@ __global__ void rms_norm_kernel(glm_tensor residual, glm_tensor delta, const flo
   const Act* added = delta.data == nullptr ? nullptr : row_of<Act>(delta, index);
   const float squares = add_delta(row_of<Act>(residual, index), added, cols, row);
   const float inverse_rms = 1.0f / sqrtf(block_sum(squares, sums) / static_cast<float>(cols) + eps);
-  for_each_pack(cols, [&](int32_t first) {
-    if (first >= cols) return;
+  store_row<Act>(row, cols, targets, index, largest, [&](int32_t first, float* values) {
     if (first != own) load_pack(weight, first, cols, own_weights);
+    read_shared_pack(row, first, values);
 #pragma unroll
     for (int i = 0; i < kPack; ++i) {
-      row[first + i] = rounded_to<Act>(own_weights[i] * rounded_to<Act>(row[first + i] * inverse_rms));
+      values[i] = rounded_to<Act>(own_weights[i] * rounded_to<Act>(values[i] * inverse_rms));
     }
   });
-  store_row<Act>(row, cols, targets, index, largest);
 }
 
 }  // namespace

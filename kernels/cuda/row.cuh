@@ -1,5 +1,5 @@
 /* One row per block: packs of 8 columns move between memory and a row of f32 in shared memory. A pack always belongs to the
- * same thread, so passes over the shared row need no barrier between them. */
+ * same thread, so passes over the shared row need no barrier between them. Shared rows start at multiples of 16 bytes. */
 #ifndef GLM_CUDA_ROW_CUH
 #define GLM_CUDA_ROW_CUH
 
@@ -61,6 +61,23 @@ __device__ __forceinline__ void store_pack(T* row, int32_t first, int32_t cols, 
   }
 }
 
+/* A half of the shared row's pack at column `first`. The halves change places every four packs: so the 16-byte accesses of eight
+ * neighbouring threads, which go to memory together, meet in no bank. */
+__device__ __forceinline__ float4* shared_half(float* row, int32_t first, int half) {
+  const int pack = first / kPack;
+  return reinterpret_cast<float4*>(row) + 2 * pack + (half ^ (pack / 4 & 1));
+}
+__device__ __forceinline__ void read_shared_pack(float* row, int32_t first, float out[kPack]) {
+  const float4 low = *shared_half(row, first, 0);
+  const float4 high = *shared_half(row, first, 1);
+  out[0] = low.x, out[1] = low.y, out[2] = low.z, out[3] = low.w;
+  out[4] = high.x, out[5] = high.y, out[6] = high.z, out[7] = high.w;
+}
+__device__ __forceinline__ void write_shared_pack(float* row, int32_t first, const float in[kPack]) {
+  *shared_half(row, first, 0) = make_float4(in[0], in[1], in[2], in[3]);
+  *shared_half(row, first, 1) = make_float4(in[4], in[5], in[6], in[7]);
+}
+
 /* Calls f(first column) for every pack of this thread. Threads of a warp stay together; `first` may lie past the end. */
 template <typename F>
 __device__ __forceinline__ void for_each_pack(int32_t cols, F&& f) {
@@ -79,43 +96,33 @@ __device__ __forceinline__ float scale_of(uint32_t absmax_bits) {
   return scale == 0.0f ? 1.0f : scale;
 }
 
-__device__ __forceinline__ uint32_t pack_absmax(const float* row, int32_t first, int32_t cols) {
+__device__ __forceinline__ uint32_t pack_absmax(const float values[kPack], int32_t first, int32_t cols) {
   uint32_t largest = 0;
 #pragma unroll
-  for (int i = 0; i < kPack; ++i) largest = max(largest, first + i < cols ? magnitude_bits(row[first + i]) : 0u);
+  for (int i = 0; i < kPack; ++i) largest = max(largest, first + i < cols ? magnitude_bits(values[i]) : 0u);
   return largest;
 }
 
-__device__ __forceinline__ void quantize_pack(const float* row, int32_t first, int32_t cols, float scale, fp8* q) {
+__device__ __forceinline__ void quantize_pack(const float values[kPack], int32_t first, int32_t cols, float scale,
+                                              fp8* q) {
   float scaled[kPack];
 #pragma unroll
-  for (int i = 0; i < kPack; ++i) scaled[i] = first + i < cols ? row[first + i] / scale : 0.0f;
+  for (int i = 0; i < kPack; ++i) scaled[i] = first + i < cols ? values[i] / scale : 0.0f;
   store_pack(q, first, cols, scaled);
 }
 
-/* The shared row (rounded to act) as glm_quantize_args says: one scale for the row if scale_cols is 1, else one for each
- * group of 128 columns, which is 16 neighbouring threads' packs. `reduction`: one word a warp. */
-__device__ __forceinline__ void quantize_row(const float* row, int32_t cols, int32_t scale_cols, fp8* q, float* scales,
-                                             uint32_t* reduction) {
-  if (scale_cols == 1) {
-    uint32_t largest = 0;
-    for_each_pack(cols, [&](int32_t first) { largest = max(largest, pack_absmax(row, first, cols)); });
-    const float scale = scale_of(block_max(largest, reduction));
-    if (threadIdx.x == 0) scales[0] = scale;
-    for_each_pack(cols, [&](int32_t first) { quantize_pack(row, first, cols, scale, q); });
-    return;
-  }
+/* With the scale of its group of 128 columns: 16 neighbouring threads' packs. */
+__device__ __forceinline__ void quantize_by_group(const float values[kPack], int32_t first, int32_t cols, fp8* q,
+                                                  float* scales) {
   constexpr int kLanesPerGroup = GLM_FP8_BLOCK / kPack;
-  for_each_pack(cols, [&](int32_t first) {
-    uint32_t largest = pack_absmax(row, first, cols);
+  uint32_t largest = pack_absmax(values, first, cols);
 #pragma unroll
-    for (int offset = kLanesPerGroup / 2; offset > 0; offset /= 2) {
-      largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
-    }
-    const float scale = scale_of(largest);
-    if (threadIdx.x % kLanesPerGroup == 0 && first < cols) scales[first / GLM_FP8_BLOCK] = scale;
-    quantize_pack(row, first, cols, scale, q);
-  });
+  for (int offset = kLanesPerGroup / 2; offset > 0; offset /= 2) {
+    largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
+  }
+  const float scale = scale_of(largest);
+  if (threadIdx.x % kLanesPerGroup == 0 && first < cols) scales[first / GLM_FP8_BLOCK] = scale;
+  quantize_pack(values, first, cols, scale, q);
 }
 
 /* Where a computed row goes: to `out` (act), quantised to `q`, or both. */
@@ -125,20 +132,38 @@ struct RowTargets {
   glm_tensor scale;
 };
 
-/* Writes the shared row (rounded to act) to the targets' row `index`. */
-template <typename Act>
-__device__ __forceinline__ void store_row(const float* row, int32_t cols, const RowTargets& targets, int64_t index,
-                                          uint32_t* reduction) {
-  if (targets.out.data != nullptr) {
-    Act* out = row_of<Act>(targets.out, index);
-    for_each_pack(cols, [&](int32_t first) {
-      if (first < cols) store_pack(out, first, cols, row + first);
-    });
-  }
-  if (targets.q.data != nullptr) {
-    quantize_row(row, cols, targets.scale.cols, row_of<fp8>(targets.q, index), row_of<float>(targets.scale, index),
-                 reduction);
-  }
+/* Writes row `index` of the targets; `pack(first, values)` gives its columns [first, first + 8), rounded to act. Scales are those
+ * of glm_quantize_args: one for the row if the targets' scale has one column, for which the row waits in `row` (shared), else one
+ * for each group. `reduction`: one word a warp. */
+template <typename Act, typename Pack>
+__device__ __forceinline__ void store_row(float* row, int32_t cols, const RowTargets& targets, int64_t index,
+                                          uint32_t* reduction, Pack&& pack) {
+  Act* out = targets.out.data == nullptr ? nullptr : row_of<Act>(targets.out, index);
+  fp8* q = targets.q.data == nullptr ? nullptr : row_of<fp8>(targets.q, index);
+  float* scales = q == nullptr ? nullptr : row_of<float>(targets.scale, index);
+  const bool by_row = targets.scale.cols == 1;
+  uint32_t largest = 0;
+  for_each_pack(cols, [&](int32_t first) {
+    float values[kPack] = {};
+    if (first < cols) pack(first, values);
+    if (first < cols && out != nullptr) store_pack(out, first, cols, values);
+    if (q == nullptr) return;
+    if (!by_row) {
+      quantize_by_group(values, first, cols, q, scales);
+    } else if (first < cols) {
+      largest = max(largest, pack_absmax(values, first, cols));
+      write_shared_pack(row, first, values);
+    }
+  });
+  if (q == nullptr || !by_row) return;
+  const float scale = scale_of(block_max(largest, reduction));
+  if (threadIdx.x == 0) scales[0] = scale;
+  for_each_pack(cols, [&](int32_t first) {
+    if (first >= cols) return;
+    float values[kPack];
+    read_shared_pack(row, first, values);
+    quantize_pack(values, first, cols, scale, q);
+  });
 }
 
 }  // namespace glm::cuda

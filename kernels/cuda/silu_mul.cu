@@ -8,23 +8,21 @@ namespace {
 
 template <typename Act>
 __global__ void silu_mul_kernel(glm_tensor x, RowTargets targets) {
-  extern __shared__ float row[];
+  extern __shared__ __align__(16) float row[];
   __shared__ uint32_t largest[kWarp];
   begin_kernel();
   const int64_t index = blockIdx.x;
   const int32_t cols = x.cols / 2;
   const Act* gate = row_of<Act>(x, index);
   const Act* up = gate + cols;
-  for_each_pack(cols, [&](int32_t first) {
-    if (first >= cols) return;
+  store_row<Act>(row, cols, targets, index, largest, [&](int32_t first, float* values) {
     float g[kPack];
     float u[kPack];
     load_pack(gate, first, cols, g);
     load_pack(up, first, cols, u);
 #pragma unroll
-    for (int i = 0; i < kPack; ++i) row[first + i] = rounded_to<Act>(rounded_to<Act>(silu(g[i])) * u[i]);
+    for (int i = 0; i < kPack; ++i) values[i] = rounded_to<Act>(rounded_to<Act>(silu(g[i])) * u[i]);
   });
-  store_row<Act>(row, cols, targets, index, largest);
 }
 
 }  // namespace

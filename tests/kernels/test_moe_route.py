@@ -138,11 +138,14 @@ def test_route_of_nan_still_names_distinct_experts(device: Device) -> None:
     assert np.isnan(weights).all()
 
 
-def test_route_bits_do_not_depend_on_the_batch(device: Device, other_device: Device, rng: np.random.Generator) -> None:
-    route = Route(random_weights(rng, Format.F32, 32, 300), None, 8)
-    x = rng.standard_normal((70, 300)).astype(BF16)
+@pytest.mark.parametrize("cols", [300, 6000])
+def test_route_bits_do_not_depend_on_the_batch(
+    device: Device, other_device: Device, rng: np.random.Generator, cols: int
+) -> None:
+    route = Route(random_weights(rng, Format.F32, 32, cols), None, 8)
+    x = rng.standard_normal((70, cols)).astype(BF16)
     ids, weights = route.run(device, x)
-    for begin, end in [(0, 1), (69, 70), (3, 8), (10, 70)]:
+    for begin, end in [(0, 1), (69, 70), (3, 8), (20, 33), (10, 70)]:
         part_ids, part_weights = route.run(other_device, x[begin:end])
         assert_bits_equal(part_ids, ids[begin:end])
         assert_bits_equal(part_weights, weights[begin:end])
