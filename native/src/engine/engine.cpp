@@ -243,19 +243,6 @@ void Engine::submit(const glm_step_batch& batch) {
   ++submitted_;
 }
 
-void Engine::set_masks(const uint32_t* masks) {
-  throw_if_failed();
-  if (held_.empty()) fail(GLM_INVALID_ARGUMENT, "no step is held for masks, expected one with num_masks above 0");
-  const Staging& staging = *held_.front();
-  std::memcpy(staging.block.step.masks, masks, staging.block.mask_bytes(staging.num_masks));
-  held_.pop_front();
-  {
-    const std::lock_guard lock(mutex_);
-    ++masked_;
-  }
-  changed_.notify_all();
-}
-
 glm_step_result Engine::collect() {
   if (collected_ == submitted_) {
     throw_if_failed();
@@ -391,15 +378,6 @@ void Engine::run_forward(const Staging& step) {
     return;
   }
   executors_[static_cast<size_t>(step.plan)].run_forward(from.num_rows, from.num_samples);
-}
-
-// False: they will not come. Masks come in the order of the steps that are held for them.
-bool Engine::wait_for_masks() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return masked_ > 0 || failed_ || stop_; });
-  if (masked_ == 0) return false;
-  --masked_;
-  return true;
 }
 
 void Engine::set_counts(const glm_step_inputs& from) {
