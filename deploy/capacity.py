@@ -1,7 +1,7 @@
 """What a host of GPUs should hold and do: memory of a rank, room for K and V, tokens a second, by the plan's counts.
 
 The floor is the least time that a rank's bytes and FLOPs take. What a step takes beyond it was measured on one H100
-(BENCHMARKS.md) and is assumed of other GPUs too; so are the sums over ranks, measured on two H100.
+(BENCHMARKS.md) and is assumed of other GPUs too; so are the sums over ranks, projected from two GPUs.
 """
 
 from __future__ import annotations
@@ -41,9 +41,17 @@ GPUS = {
     )
 }
 # (batch, step / floor) of rank 0 of eight, 92 layers, context 4,096, one H100.
-STEP_OVER_FLOOR = ((1, 5.65), (4, 3.00), (16, 1.77), (32, 1.55), (64, 1.46), (128, 1.59), (256, 1.83))
-# (bytes, seconds) of one sum over two H100 by NCCL inside a graph.
-SUM_SECONDS = ((10_240, 7.3e-6), (655_360, 11.1e-6), (2_621_440, 28.9e-6), (41_943_040, 163e-6))
+STEP_OVER_FLOOR = ((1, 5.22), (4, 2.80), (16, 1.71), (32, 1.57), (64, 1.47), (128, 1.61), (256, 1.86))
+# (bytes, seconds) that a sum over the ranks adds to the norm after it: projected from two GPUs (BENCHMARKS.md).
+SUM_SECONDS = (
+    (10_240, 2.0e-6),
+    (40_960, 2.6e-6),
+    (163_840, 3.1e-6),
+    (327_680, 3.4e-6),
+    (655_360, 4.4e-6),
+    (1_310_720, 5.9e-6),
+    (2_621_440, 18.4e-6),
+)
 # Of a GPU's memory, for the context, graphs and kernels' workspace.
 _RESERVED = 3e9
 
