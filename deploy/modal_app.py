@@ -116,13 +116,15 @@ def build() -> list[dict[str, Any]]:
     """What the image was built with, and whether it runs on these GPUs."""
     from dataclasses import asdict  # noqa: PLC0415
 
-    from deploy.steps.doctor import examine, missing  # noqa: PLC0415
+    from deploy.steps.doctor import CUDA_TABLE, UNUSABLE, examine, missing  # noqa: PLC0415
 
-    findings = [finding for gpu in range(DEPLOYMENT.num_gpus) for finding in examine(gpu)]
-    unusable = [finding for finding in findings if "not usable here" in (finding.found or "")]
-    for finding in [*missing(findings), *unusable]:
-        raise RuntimeError(f"{finding.part}: {finding.found or finding.remedy}")
-    return [asdict(finding) for finding in findings[: len(findings) // DEPLOYMENT.num_gpus]]
+    for gpu in range(DEPLOYMENT.num_gpus):
+        findings = examine(gpu)
+        table = next(finding for finding in findings if finding.part == CUDA_TABLE)
+        absent = [*missing(findings), *([] if table.found and UNUSABLE not in table.found else [table])]
+        if absent:
+            raise RuntimeError("; ".join(f"{finding.part}: {finding.found or finding.remedy}" for finding in absent))
+    return [asdict(finding) for finding in findings]
 
 
 @app.function(**_on_cpu)

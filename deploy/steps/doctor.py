@@ -13,6 +13,9 @@ from pathlib import Path
 from deploy.models.catalog import DEFAULT_MODEL
 from deploy.models.store import MANIFEST, cache_root
 
+CUDA_TABLE = "kernel table cuda"
+# In what is found of a table that does not run.
+UNUSABLE = "not usable here"
 # Where `make toolchains` puts Terra and Futhark, unless they are on PATH.
 TOOLCHAINS = Path(os.environ.get("GLM_TOOLCHAINS") or Path(__file__).parents[2] / "build" / "toolchains")
 
@@ -80,7 +83,7 @@ def _probe(path: Path, gpu: int) -> str:
     try:
         Library().probe(path, gpu)
     except WorkerError as error:
-        return f"not usable here: {error}"
+        return f"{UNUSABLE}: {error}"
     return f"GPU {gpu} answers"
 
 

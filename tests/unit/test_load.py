@@ -177,7 +177,7 @@ def test_plots_are_written_or_their_need_is_named(tmp_path: Path, monkeypatch: p
     written = plots.draw([sample, Sample(0.0, 0.0, "UNAVAILABLE", end_s=0.1)], tmp_path / "new")
     assert [path.read_bytes()[:4] for path in written] == [b"\x89PNG"] * 2
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(plots.PlotsError, match=r"pip install 'glmserve\[dev\]'"):
+    with pytest.raises(plots.PlotsError, match=r"pip install 'glmserve\[plots\]'"):
         plots.require_matplotlib()
 
 
