@@ -18,7 +18,7 @@ from tests.e2e.client import Answer, connect, request
 STREAMS = 32
 # Every stream has as many tokens before the disturbance.
 BEFORE = 3
-TOKENS = 20
+TOKENS = 32
 # Of what may differ between two answers, nothing is compared but these.
 COMPARED = ("text", "token_ids", "logprobs")
 SAMPLINGS: tuple[dict[str, Any], ...] = (
