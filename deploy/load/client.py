@@ -19,7 +19,7 @@ from deploy.load.arrivals import Arrival
 from glmserve.inference.v1 import inference_pb2, inference_pb2_grpc
 
 if TYPE_CHECKING:
-    from glmserve.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub as Stub
+    from glmserve.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub as Inference
 
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
@@ -65,9 +65,9 @@ class LoadClient:
     """Prompts are random ids, so that no two share a prefix beyond `prefix_tokens`; outputs have their full length."""
 
     def __init__(
-        self, stubs: Sequence[Stub], vocab_size: int, seed: int, prefix_tokens: int, metadata: Metadata
+        self, clients: Sequence[Inference], vocab_size: int, seed: int, prefix_tokens: int, metadata: Metadata
     ) -> None:
-        self._stubs = stubs
+        self._clients = clients
         self._metadata = metadata
         self._ids = min(vocab_size, _MAX_ID)
         self._rng = random.Random(seed)  # noqa: S311 - a load, no secret
@@ -104,12 +104,12 @@ class LoadClient:
         return samples
 
     async def _send(self, arrival: Arrival, due_s: float) -> Sample:
-        stub = self._stubs[self._sent % len(self._stubs)]
+        client = self._clients[self._sent % len(self._clients)]
         self._sent += 1
         request = self._request(arrival)
         sample = Sample(due_s, self._now())
         try:
-            await self._read(stub.Generate(request, metadata=self._metadata), sample)
+            await self._read(client.Generate(request, metadata=self._metadata), sample)
         except grpc.aio.AioRpcError as error:
             sample.status = error.code().name
             sample.retry_after_ms = _retry_after_ms(error)
@@ -169,12 +169,12 @@ async def connected(
         channels = [_channel(address, credentials, options) for _ in range(connections)]
         for channel in channels:
             await stack.enter_async_context(channel)
-        stubs = list(_stubs(channels))
+        clients = list(_clients(channels))
         try:
-            model = await stubs[0].GetModel(inference_pb2.GetModelRequest(), timeout=10, metadata=metadata)
+            model = await clients[0].GetModel(inference_pb2.GetModelRequest(), timeout=10, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             raise DeployError(f"{address}: {error.code().name}: {error.details()}") from None
-        yield LoadClient(stubs, model.vocab_size, seed, prefix_tokens, metadata)
+        yield LoadClient(clients, model.vocab_size, seed, prefix_tokens, metadata)
 
 
 def _channel(
@@ -185,5 +185,5 @@ def _channel(
     return grpc.aio.secure_channel(address, credentials, options)
 
 
-def _stubs(channels: Sequence[grpc.aio.Channel]) -> Iterator[Stub]:
+def _clients(channels: Sequence[grpc.aio.Channel]) -> Iterator[Inference]:
     return (inference_pb2_grpc.InferenceServiceStub(channel) for channel in channels)
