@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -18,6 +17,7 @@ from llguidance import LLMatcher, LLParserLimits
 
 from glmserve.engine.v1 import engine_pb2
 from glmserve.inference.v1 import inference_pb2
+from glmserve.service.deep_thread import deep_thread
 from glmserve.service.status import InvalidArgumentError
 from router.errors import UnsupportedError, echo
 from router.text.tool_calls import ToolStyle
@@ -28,8 +28,6 @@ MAX_CHOICES = 1024
 # Of all tools together: the conversation's schemas, which agents send with every request.
 MAX_TOOLS_BYTES = 1 << 20
 _LIMITS = LLParserLimits(initial_lexer_fuel=200_000, verbose_errors=False)
-# llguidance recurses from rule to rule: with less, a chain of rules in an allowed text overflows the stack.
-_STACK_BYTES = 256 << 20
 
 
 async def check_constraint(field: str, constraint: inference_pb2.OutputConstraint) -> None:
@@ -152,10 +150,4 @@ def _fault(kind: str, text: str) -> str:
 @lru_cache(maxsize=1)
 def _threads() -> ThreadPoolExecutor:
     """One thread: checks of costly constraints wait for each other, not the event loop for them."""
-    previous = threading.stack_size(_STACK_BYTES)
-    try:
-        pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="constraint")
-        pool.submit(int).result()  # starts the thread, which has the stack of now
-    finally:
-        threading.stack_size(previous)
-    return pool
+    return deep_thread("constraint")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from engine_worker.constraints.matcher import RequestConstraint, error_line
 from glmserve.engine.v1 import engine_pb2
+from glmserve.service.deep_thread import deep_thread
 
 MAX_TEXT_BYTES = 1 << 20
 _CACHED = 32
@@ -25,8 +25,6 @@ _LIMITS = LLParserLimits(
     max_grammar_size=500_000,
     verbose_errors=False,
 )
-# llguidance recurses from rule to rule: with less, a chain of rules in an allowed text overflows the stack.
-_STACK_BYTES = 256 << 20
 # Between the tokens of a JSON value, as pretty printers write it: without a bound a model can write spaces for ever.
 _JSON_SPACE = r"[ \t]{1,24}|\r?\n[ \t]{0,24}"
 
@@ -49,7 +47,7 @@ class ConstraintCompiler:
         self._eos_ids = eos_ids
         self._tokenizer: LLTokenizer | None = None
         self._matchers: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
-        self._threads = _one_thread()
+        self._threads = deep_thread("constraints")
 
     def compile(
         self, constraint: engine_pb2.Constraint, min_tokens: int, generated: list[int]
@@ -108,13 +106,3 @@ def _grammar(kind: str, text: str) -> str:
         text = "{}" if text.strip() == "true" else text  # llguidance wants an object to put the defaults into
         return LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": _JSON_SPACE})
     return LLMatcher.grammar_from_regex(text) if kind == "regex" else LLMatcher.grammar_from_lark(text)
-
-
-def _one_thread() -> ThreadPoolExecutor:
-    previous = threading.stack_size(_STACK_BYTES)
-    try:
-        pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="constraints")
-        pool.submit(int).result()  # starts the thread, which has the stack of now
-    finally:
-        threading.stack_size(previous)
-    return pool
