@@ -1,4 +1,4 @@
-"""The ctypes mirror has the layout, the constants and the enum values that the C compiler gives kernels.h and ops.h."""
+"""The ctypes mirror has the layout, the constants and the enum values that the C compiler gives kernels/include/glm."""
 
 import ctypes
 import enum
@@ -13,7 +13,7 @@ from tests.kernels import abi
 from tests.kernels.harness import ROOT
 
 INCLUDE = ROOT / "kernels" / "include"
-HEADER = "".join((INCLUDE / "glm" / name).read_text() for name in ("ops.h", "kernels.h"))
+HEADER = "".join(path.read_text() for path in sorted((INCLUDE / "glm").glob("*.h")))
 STRUCTS = [value for value in vars(abi).values() if isinstance(value, type) and issubclass(value, ctypes.Structure)]
 ENUMS = {abi.Status: "GLM_", abi.Dtype: "GLM_", abi.WeightFormat: "GLM_W_", abi.Op: "GLM_OP_"}
 CONSTANTS = {

@@ -104,7 +104,7 @@ typedef struct glm_kernels {
   void (*graph_free)(glm_device* device, glm_graph* graph);
 
   /* Groups: all three, or NULL in a table that has none. The devices of all ranks of an engine, rank i being
-   * devices[i], which then exchange data: see ops.h. Each is called by its own thread; all call
+   * devices[i], which then exchange data: see exchange.h. Each is called by its own thread; all call
    * the same operations in the same order with the same rows. Made before an operation is called or a workspace asked
    * for, destroyed when all streams are idle. */
   glm_status (*group_create)(glm_device* const* devices, int32_t num_ranks, glm_group** out, char* error,

@@ -1,140 +1,16 @@
-/* What operations compute: the types and one args struct an operation. kernels.h has the rules that hold for all of them,
- * and the table that brings them together. */
+/* What operations compute: one args struct an operation (those between ranks: exchange.h). kernels.h has the rules that
+ * hold for all of them, and the table that brings them together. */
 #ifndef GLM_OPS_H
 #define GLM_OPS_H
 
-#include <stddef.h>
-#include <stdint.h>
+#include "glm/exchange.h"
+#include "glm/types.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#define GLM_PAGE_SIZE 16       /* tokens in a KV page */
-#define GLM_MAX_PARTS 4        /* row blocks of one fused linear */
-#define GLM_MAX_STOP_IDS 64    /* stop ids of a request, the model's own included */
-#define GLM_MAX_LOGIT_BIAS 300 /* biased tokens of a request */
-#define GLM_MAX_LOGPROBS 20    /* alternatives reported beside a sampled token */
-#define GLM_FP8_MAX 448.0f
-#define GLM_FP8_BLOCK 128 /* side of a weight scale block, and length of an activation group */
-
-typedef enum glm_status {
-  GLM_OK = 0,
-  GLM_INVALID_ARGUMENT = 1, /* the caller's values are out of range */
-  GLM_UNSUPPORTED = 2,      /* this build, table or machine cannot do it */
-  GLM_BAD_CHECKPOINT = 3,   /* a weight file contradicts the plan or itself */
-  GLM_OUT_OF_MEMORY = 4,
-  GLM_DEVICE_ERROR = 5, /* a device or communicator call failed */
-  GLM_INTERNAL = 6
-} glm_status;
-
-typedef enum glm_dtype { GLM_F32 = 0, GLM_BF16 = 1, GLM_F16 = 2, GLM_FP8_E4M3 = 3, GLM_I32 = 4, GLM_U16 = 5 } glm_dtype;
-
-/* How a weight's bytes become numbers. */
-typedef enum glm_weight_format {
-  GLM_W_F32 = 0,
-  GLM_W_BF16 = 1,
-  GLM_W_F16 = 2,
-  GLM_W_FP8_CHANNEL = 3, /* w[n][k] * scale[n] */
-  GLM_W_FP8_BLOCK = 4    /* w[n][k] * scale[n / 128][k / 128] */
-} glm_weight_format;
-
-/* A block of activations or indices, [rows][cols]. */
-typedef struct glm_tensor {
-  void* data; /* NULL: absent, where an operation allows that */
-  glm_dtype dtype;
-  int32_t cols;
-  int64_t stride;
-} glm_tensor;
-
-/* `rows` x `cols` weights that lie together in one checkpoint tensor. */
-typedef struct glm_weight {
-  const void* data;
-  int64_t stride;     /* elements from one output channel to the next */
-  const float* scale; /* FP8_CHANNEL: [rows]; FP8_BLOCK: [ceil(rows/128)][scale_stride]; else NULL */
-  int64_t scale_stride;
-  int32_t rows;
-} glm_weight;
-
-/* Experts at places [first, first + count), one weight each; every expert has the same shape. */
-typedef struct glm_expert_weights {
-  const glm_weight* experts; /* [count], in device memory */
-  glm_weight_format format;
-  int32_t first;
-  int32_t count;
-  int32_t rows; /* output channels */
-  int32_t cols; /* input channels */
-} glm_expert_weights;
-
-/* K and V of one layer: [pages][kv_heads][GLM_PAGE_SIZE][head_dim], bf16, f32 or FP8 (scale 1). */
-typedef struct glm_kv_layer {
-  void* k;
-  void* v;
-  glm_dtype dtype;
-  int32_t kv_heads;
-  int32_t head_dim;
-} glm_kv_layer;
-
-/* What a request asks of the sampler. Kept per slot for as long as the slot is bound. */
-typedef struct glm_sampling {
-  uint64_t seed;
-  float temperature;        /* 0: greedy */
-  float top_p;              /* (0, 1]; 1: off */
-  float min_p;              /* [0, 1]; 0: off */
-  float repetition_penalty; /* > 0; 1: off */
-  float frequency_penalty;  /* 0: off */
-  float presence_penalty;   /* 0: off */
-  int32_t top_k;            /* 0: off */
-  int32_t min_tokens;       /* stop ids are masked until this many tokens have been sampled */
-  int32_t prompt_len;       /* tokens before the first sampled one */
-  int32_t num_logprobs;     /* -1: none; 0: of the sampled token; n: and of the n best */
-  int32_t num_stop_ids;
-  int32_t num_bias;
-  int32_t stop_ids[GLM_MAX_STOP_IDS];
-  int32_t bias_ids[GLM_MAX_LOGIT_BIAS];
-  float bias_values[GLM_MAX_LOGIT_BIAS];
-} glm_sampling;
-
-/* State of all slots: one slot per running request. Owned by the runtime, at fixed addresses. */
-typedef struct glm_slots {
-  glm_sampling* sampling; /* [max_slots] */
-  int32_t* last_token;    /* [max_slots]: the newest sampled token, written by `sample`, read by `embed` */
-  int32_t* page_table;    /* [max_slots][max_pages]: page ids in order of position */
-  uint16_t* counts;       /* [max_slots][vocab]: bit 15: in the prompt; bits 0-14: times sampled (saturating) */
-  int32_t max_slots;
-  int32_t max_pages;
-  int32_t vocab;
-} glm_slots;
-
-/* A slot's page table entry, in force from this step on. */
-typedef struct glm_page_update {
-  int32_t slot;
-  int32_t index; /* position / GLM_PAGE_SIZE */
-  int32_t page;
-} glm_page_update;
-
-/* One step's inputs: written before a step, never moved. A sequence's rows are adjacent, its positions consecutive. */
-typedef struct glm_step_inputs {
-  int32_t num_rows;        /* T: tokens in this step */
-  int32_t num_seqs;        /* sequences in this step */
-  int32_t num_samples;     /* S: rows whose next token is sampled */
-  int32_t* token_ids;      /* [T]; -1: the slot's last_token */
-  int32_t* positions;      /* [T] */
-  int32_t* row_slots;      /* [T] */
-  int32_t* seq_slots;      /* [num_seqs] */
-  int32_t* seq_starts;     /* [num_seqs + 1]: first row of each sequence, then T */
-  int32_t* sample_rows;    /* [S]: index of a row of this step */
-  int32_t* sample_slots;   /* [S] */
-  int32_t* out_token_ids;  /* [S] */
-  float* out_logprobs;     /* [S]: log-softmax of the model's own logits (no penalty, no temperature) at the token */
-  int32_t* out_top_ids;    /* [S][GLM_MAX_LOGPROBS]: best first, ties by lower id */
-  float* out_top_logprobs; /* [S][GLM_MAX_LOGPROBS] */
-  int32_t* sample_masks;   /* [S]: the row of `masks` with the tokens that may be sampled; -1: any may */
-  int32_t* forced_tokens;  /* [S]: reported in place of a sampled token, and no state changes; -1: sample */
-  uint32_t* masks;         /* [masks][ceil(vocab / 32)]: bit id % 32 of word id / 32; written before `sample` only */
-} glm_step_inputs;
-
-/* ---- operations: one args struct each; `rows` first, because it alone varies from step to step ---- */
+/* `rows` comes first in every struct, because it alone varies from step to step. */
 
 /* out[t] = table[token(t)], token(t) = token_ids[t] or, if that is -1, last_token[row_slots[t]]. */
 typedef struct glm_embed_args {
@@ -305,65 +181,6 @@ typedef struct glm_moe_down_args {
   glm_tensor base;    /* act [rows][hidden], optional */
   glm_tensor out;     /* act [rows][hidden]; may be base (in place) */
 } glm_moe_down_args;
-
-/* x[t] = sum over the ranks of the device's group, ascending, of their x[t], in f32, rounded once; in place, and the
- * same bits on every rank. */
-typedef struct glm_all_reduce_args {
-  int32_t rows;
-  glm_tensor x; /* act */
-} glm_all_reduce_args;
-
-/* The exchange of tokens: each rank r of R has rows [rows*r/R, rows*(r+1)/R) of a step to itself. All of its operations
- * are in place in buffers with a row for each of the step's: a row is where it is on every rank. */
-
-/* x[t] = what all_reduce makes of it, for this rank's own rows; what other rows hold afterwards is not specified. */
-typedef struct glm_reduce_scatter_args {
-  int32_t rows;
-  glm_tensor x; /* act */
-} glm_reduce_scatter_args;
-
-/* x[t] = x[t] of the rank that has row t to itself. */
-typedef struct glm_all_gather_args {
-  int32_t rows;
-  glm_tensor x; /* any dtype */
-} glm_all_gather_args;
-
-/* ids[t] = ids[t] of the rank that has row t to itself; and so are x[t] and x_scale[t] where one of ids[t] is in
- * [first, first + count). Other rows that are not this rank's own are not touched. */
-typedef struct glm_moe_dispatch_args {
-  int32_t rows;
-  int32_t top_k;
-  int32_t first;
-  int32_t count;
-  glm_tensor ids;     /* i32 [rows][top_k] */
-  glm_tensor x;       /* act or FP8 [rows][hidden] */
-  glm_tensor x_scale; /* f32, with FP8 */
-} glm_moe_dispatch_args;
-
-/* out[a] = act(down_e(x[a])) for each listed assignment a of expert e. Rows of unlisted assignments are not touched. */
-typedef struct glm_moe_down_each_args {
-  int32_t rows;
-  int32_t top_k;
-  glm_tensor x;       /* act or FP8 [rows*top_k][intermediate] */
-  glm_tensor x_scale; /* f32, with FP8 */
-  glm_expert_weights down;
-  const int32_t* offsets;
-  const int32_t* order;
-  glm_tensor out; /* act [rows*top_k][hidden] */
-} glm_moe_down_each_args;
-
-/* out[t] = base[t] + sum over j ascending of weights[t][j] * products[t*top_k + j], in f32, rounded once, for this rank's
- * own rows: what moe_down makes of experts that are all on one rank. A product is read on rank ids[t][j] / count. */
-typedef struct glm_moe_combine_args {
-  int32_t rows;
-  int32_t top_k;
-  int32_t count;       /* experts of each rank */
-  glm_tensor ids;      /* i32 [rows][top_k] */
-  glm_tensor weights;  /* f32 [rows][top_k] */
-  glm_tensor products; /* act [rows*top_k][hidden] */
-  glm_tensor base;     /* act [rows][hidden], optional */
-  glm_tensor out;      /* act [rows][hidden]; may be base (in place) */
-} glm_moe_combine_args;
 
 /* out[s] = x[sample_rows[s]]. */
 typedef struct glm_gather_rows_args {
