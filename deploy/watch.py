@@ -66,13 +66,13 @@ class Watch:
         self.subjects = [*(Subject("router", address) for address in routers)]
         self.subjects += [Subject("worker", address) for address in workers]
         self._stack = ExitStack()
-        self._stubs: dict[str, engine_pb2_grpc.EngineServiceStub] = {}
+        self._clients: dict[str, engine_pb2_grpc.EngineServiceStub] = {}
 
     def __enter__(self) -> Self:
         for subject in self.subjects:
             if subject.kind == "worker":
                 channel = self._stack.enter_context(grpc.insecure_channel(subject.address))
-                self._stubs[subject.address] = engine_pb2_grpc.EngineServiceStub(channel)
+                self._clients[subject.address] = engine_pb2_grpc.EngineServiceStub(channel)
         return self
 
     def __exit__(
@@ -88,7 +88,7 @@ class Watch:
     def _worker(self, address: str) -> Look:
         now = time.monotonic()
         try:
-            load = self._stubs[address].GetLoad(engine_pb2.GetLoadRequest(), timeout=_TIMEOUT_S).load
+            load = self._clients[address].GetLoad(engine_pb2.GetLoadRequest(), timeout=_TIMEOUT_S).load
         except grpc.RpcError as error:
             assert isinstance(error, grpc.Call)
             return Look(now, {}, f"{error.code().name}: {error.details()}")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Literal, Protocol
 
 from glmserve.service.identity import Identity
 
 
 class Call(Protocol):
     """`caller`: whose call it is, already authenticated. `headers`: names in lower case."""
+
+    @property
+    def protocol(self) -> Literal["grpc", "http"]: ...
 
     @property
     def caller(self) -> Identity: ...

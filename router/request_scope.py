@@ -40,7 +40,7 @@ class RequestScope:
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self._telemetry = telemetry
-        self._trace = telemetry.begin(method, traceparent)
+        self._trace = telemetry.begin(method, call.protocol, traceparent)
         self.traceparent = traceparent if self._trace is None else self._trace.traceparent
         self.trace_id = trace_id_of(self.traceparent) or request_id
         self._method = method

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import grpc
 
@@ -52,6 +52,8 @@ class InferenceService:
 
 class _GrpcCall:
     """A `router.call.Call` over gRPC; to be made in the RPC's own task, in which the interceptor left the caller."""
+
+    protocol: Final = "grpc"
 
     def __init__(self, context: _Context) -> None:
         self._context = context

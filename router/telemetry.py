@@ -69,11 +69,11 @@ class RouterTelemetry:
         if self._metrics is not None:
             self._metrics.observe(workers)
 
-    def begin(self, method: str, traceparent: str) -> RequestTrace | None:
+    def begin(self, method: str, protocol: str, traceparent: str) -> RequestTrace | None:
         """A request has come, with its client's trace context or none (""). None: tracing is off."""
         if self._metrics is not None:
             self._metrics.in_flight += 1
-        return None if self._tracer is None else RequestTrace(self._tracer, method, traceparent)
+        return None if self._tracer is None else RequestTrace(self._tracer, method, protocol, traceparent)
 
     def end(self, record: RequestRecord, trace: RequestTrace | None) -> None:
         """Its RPC has ended."""
@@ -86,14 +86,14 @@ class RouterTelemetry:
 class RequestTrace:
     """The span of one request; the worker's become its children."""
 
-    def __init__(self, tracer: Tracer, method: str, traceparent: str) -> None:
+    def __init__(self, tracer: Tracer, method: str, protocol: str, traceparent: str) -> None:
         from opentelemetry.trace import SpanKind  # noqa: PLC0415
 
         self._tracer = tracer
+        self._protocol = protocol
         self._started_ns = time.time_ns()
-        self._span = tracer.start_span(
-            f"{_SERVICE}/{method}", parent_context(traceparent), SpanKind.SERVER, start_time=self._started_ns
-        )
+        name = f"{_SERVICE}/{method}" if protocol == "grpc" else f"{protocol} {_OPERATIONS[method]}"
+        self._span = tracer.start_span(name, parent_context(traceparent), SpanKind.SERVER, start_time=self._started_ns)
 
     @property
     def traceparent(self) -> str:
@@ -105,7 +105,7 @@ class RequestTrace:
 
         span = self._span
         if span.is_recording():
-            set_present(span, _attributes(record))
+            set_present(span, _transport(record, self._protocol) | _attributes(record))
             if record.status not in ("OK", "CANCELLED"):
                 span.set_status(StatusCode.ERROR, record.status)
             if record.submitted_s is not None:
@@ -125,12 +125,21 @@ class RequestTrace:
         return self._started_ns + int(seconds * 1e9)
 
 
-def _attributes(record: RequestRecord) -> dict[str, str | int | float | None]:
+def _transport(record: RequestRecord, protocol: str) -> dict[str, str | int | float | None]:
+    """By OpenTelemetry's conventions. An RPC is only what came as one."""
+    if protocol != "grpc":
+        return {"network.protocol.name": protocol}
     return {
         "rpc.system": "grpc",
         "rpc.service": _SERVICE,
         "rpc.method": record.method,
         "rpc.response.status_code": record.status,
+    }
+
+
+def _attributes(record: RequestRecord) -> dict[str, str | int | float | None]:
+    return {
+        "error.type": None if record.status in ("OK", "CANCELLED") else record.status,
         "gen_ai.operation.name": _OPERATIONS[record.method],
         "gen_ai.usage.input_tokens": record.prompt_tokens,
         "gen_ai.usage.output_tokens": record.completion_tokens,

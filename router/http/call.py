@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from glmserve.service.identity import Identity
 from glmserve.service.status import InvalidArgumentError
@@ -16,6 +17,8 @@ _MAX_TIMEOUT_S = 24 * 3600.0
 
 class HttpCall:
     """To be ended exactly when the exchange ends. `names`: how the client calls the core's fields."""
+
+    protocol: Final = "http"
 
     def __init__(self, caller: Identity, headers: Mapping[str, str]) -> None:
         """Raises InvalidArgumentError: the header with the deadline has none."""

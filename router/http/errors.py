@@ -83,14 +83,24 @@ class RouteError(ServiceError):
         self.headers = headers
 
 
+_TURN = re.compile(r"messages\[(\d+)\]")
+
+
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Pieces of our field names, and what a client calls them: its errors speak its own language."""
+    """Pieces of our field names, and what a client calls them: its errors speak its own language.
+
+    `turns`: what the client calls each of our messages, where they are not one to one.
+    """
 
     pieces: Sequence[tuple[str, str]] = ()
+    turns: Sequence[str] = ()
 
     def of(self, field: str) -> str:
         """The client's name of `field`."""
+        turn = _TURN.match(field)
+        if turn and self.turns:
+            field = self.turns[int(turn[1])] + field[turn.end() :]
         for ours, theirs in self.pieces:
             field = field.replace(ours, theirs)
         return field

@@ -11,14 +11,12 @@ from router.http.errors import Names
 from router.http.fields import json_text, set_given
 from router.http.schema_anthropic import Block, Message, MessagePrompt, MessageRequest, Tool, ToolChoice
 
-_NAMES = Names(
-    (
-        ("sampling.stop", "stop_sequences"),
-        ("sampling.", ""),
-        (".parameters_json_schema", ".input_schema"),
-        ("constraint.json_schema", "output_config.format.schema"),
-        ("enable_thinking", "thinking.type"),
-    )
+_PIECES = (
+    ("sampling.stop", "stop_sequences"),
+    ("sampling.", ""),
+    (".parameters_json_schema", ".input_schema"),
+    ("constraint.json_schema", "output_config.format.schema"),
+    ("enable_thinking", "thinking.type"),
 )
 _ROLES = {
     "user": inference_pb2.ROLE_USER,
@@ -34,26 +32,30 @@ _MODES = {
 
 def message_request(body: MessageRequest) -> tuple[inference_pb2.ChatRequest, Names]:
     """The request, and what its client calls our fields. Raises InvalidArgumentError."""
-    request = message_prompt(body)
+    request, names = message_prompt(body)
     request.priority = body.priority
     request.sampling.max_tokens = body.max_tokens
     request.sampling.stop.extend(body.stop_sequences or ())
     set_given(request.sampling, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k)
     # For the count of the prompt's tokens, which this API tells before the first piece of the answer.
     request.return_prompt_ids = True
-    return request, _NAMES
+    return request, names
 
 
-def message_prompt(body: MessagePrompt) -> inference_pb2.ChatRequest:
-    """What the prompt is made of. Raises InvalidArgumentError."""
+def message_prompt(body: MessagePrompt) -> tuple[inference_pb2.ChatRequest, Names]:
+    """What the prompt is made of, and what its client calls our fields. Raises InvalidArgumentError."""
     request = inference_pb2.ChatRequest(
         model=body.model, tools=[_tool(f"tools[{index}]", tool) for index, tool in enumerate(body.tools or ())]
     )
+    turns: list[str] = []
     if body.system:
         system = body.system if isinstance(body.system, str) else "\n".join(block.text for block in body.system)
         request.messages.add(role=inference_pb2.ROLE_SYSTEM, content=system)
+        turns.append("system")
     for index, message in enumerate(body.messages):
-        request.messages.extend(_messages(f"messages[{index}]", message))
+        field = f"messages[{index}]"
+        request.messages.extend(_messages(field, message))
+        turns.extend([field] * (len(request.messages) - len(turns)))
     if body.tool_choice is not None:
         _set_tool_choice(request, body.tool_choice)
     # As in this API itself: the model thinks if it is told to. Adaptive: it decides, as it does by itself.
@@ -62,7 +64,7 @@ def message_prompt(body: MessagePrompt) -> inference_pb2.ChatRequest:
         request.enable_thinking = kind == "enabled"
     if body.output_config is not None and body.output_config.format is not None:
         request.constraint.json_schema = json_text("output_config.format.schema", body.output_config.format.schema_)
-    return request
+    return request, Names(_PIECES, turns)
 
 
 def _tool(field: str, tool: Tool) -> inference_pb2.Tool:

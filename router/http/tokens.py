@@ -38,5 +38,6 @@ async def detokenize(core: InferenceCore, body: DetokenizeBody, call: HttpCall) 
 
 async def count_tokens(core: InferenceCore, body: MessagePrompt, call: HttpCall) -> dict[str, Any]:
     """How long a message's prompt would be."""
-    ids = await core.chat_prompt_ids(message_prompt(body), call)
+    request, call.names = message_prompt(body)
+    ids = await core.chat_prompt_ids(request, call)
     return {"input_tokens": len(ids)}

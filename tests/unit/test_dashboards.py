@@ -35,7 +35,7 @@ def exposed() -> set[str]:
         ok = RequestRecord("Chat", "r", "OK", None, "stop", 3, 1, 5, 0.1, 0.2, 1.0)
         refused = RequestRecord("Generate", "r", "RESOURCE_EXHAUSTED", "queue", None, 0, 0, 0, None, None, 0.1)
         for record in (ok, refused):
-            router.end(record, router.begin(record.method, ""))
+            router.end(record, router.begin(record.method, "grpc", ""))
         worker = WorkerTelemetry(seen.telemetry, each_expert=True)
         worker.observe(engine_pb2.Load)
         counts = np.ones((1, 2), np.uint64)

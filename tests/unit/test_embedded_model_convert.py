@@ -1,6 +1,7 @@
 """The converter: same logits as the source, and the stored form that GLM-4.7-FP8 has."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -21,11 +22,19 @@ IDS = [5, 17, 200, 3, 9, 9, 41, 255, 1, 77, 120, 2]
 VOCABULARY = Vocabulary(TOKENS, MERGES, list(range(len(SPECIAL))), 1, 2, 0, 2, TEMPLATE)
 
 
-def test_the_glm_form_computes_the_llama_models_logits() -> None:
-    source = RandomLlama()
+@pytest.mark.parametrize(("kv_heads", "heads"), [(None, (4, 2)), (3, (6, 3))])
+def test_the_glm_form_computes_the_llama_models_logits(kv_heads: int | None, heads: tuple[int, int]) -> None:
+    source, form = RandomLlama(), replace(FORM, kv_heads=kv_heads)
     expected = llama_logits(source, IDS)
-    glm = GlmReference(model_config(CONFIG, FORM, VOCABULARY), dict(glm_tensors(source, FORM)))
+    config = model_config(CONFIG, form, VOCABULARY)
+    assert (config["num_attention_heads"], config["num_key_value_heads"]) == heads
+    glm = GlmReference(config, dict(glm_tensors(source, form)))
     np.testing.assert_allclose(glm.logits(IDS), expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_fewer_kv_heads_than_the_source_has_are_refused() -> None:
+    with pytest.raises(ModelError, match="kv_heads: 1, the source has 2"):
+        model_config(CONFIG, replace(FORM, kv_heads=1), VOCABULARY)
 
 
 def test_which_experts_run_depends_on_the_token() -> None:

@@ -10,6 +10,7 @@ from router.http.completions import completion_requests
 from router.http.schema_openai import CompletionRequest
 from tests.unit.http_harness import front
 from tests.unit.router_harness import byte_ids, encode
+from tests.unit.telemetry_harness import attributes, recorded
 
 PARIS = " of France is Paris"
 
@@ -118,3 +119,13 @@ async def test_models_are_those_that_are_served() -> None:
         with pytest.raises(openai.NotFoundError) as caught:
             await f.openai.models.retrieve("org/other")
         assert caught.value.code == "model_not_found"
+
+
+async def test_a_completion_is_a_span_of_http() -> None:
+    with recorded() as seen:
+        async with front(telemetry=seen.telemetry) as f:
+            f.answer(encode(PARIS))
+            await f.openai.completions.create(model="tiny", prompt="The capital", max_tokens=4)
+        found = attributes(seen.spans["http text_completion"])
+    assert found["network.protocol.name"] == "http"
+    assert not [name for name in found if name.startswith("rpc.")]

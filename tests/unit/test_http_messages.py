@@ -125,6 +125,20 @@ def test_blocks_that_cannot_be_shown_are_refused_by_name(messages: list[Any], fi
     assert caught.value.field == field
 
 
+async def test_an_error_in_a_turn_counts_the_clients_turns() -> None:
+    turns = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]},
+        {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "tool_result", "tool_use_id": "b"}]},
+    ]
+    body: dict[str, Any] = {"model": "tiny", "system": "Be brief.", "messages": turns}
+    async with front() as f:
+        for path, more in (("/v1/messages", {"max_tokens": 4}), ("/v1/messages/count_tokens", {})):
+            answer = await f.http.post(path, json={**body, **more})
+            assert answer.status_code == 400
+            assert answer.json()["error"]["message"].startswith("messages[2].tool_call_id:")
+
+
 def test_blocks_begin_and_end_one_after_another() -> None:
     call = inference_pb2.ToolCallDelta
     finish = inference_pb2.Finish(

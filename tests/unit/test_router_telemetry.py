@@ -45,6 +45,7 @@ async def test_a_request_is_counted_and_its_span_joins_client_and_worker() -> No
         output = len(encode(" of")) + len(encode(" France is"))
         found = attributes(span)
         assert found["glm.request_id"] == "r-1"
+        assert (found["rpc.system"], found["rpc.response.status_code"]) == ("grpc", "OK")
         assert found["gen_ai.usage.input_tokens"] == len(encode("The capital"))
         assert found["gen_ai.usage.output_tokens"] == output
         assert found["glm.finish_reason"] == "length"
@@ -66,6 +67,7 @@ async def test_a_refusal_is_counted_by_its_status_and_marks_the_span() -> None:
         assert seen.value("glm_router_refusals_total", reason="invalid_argument") == 1
         assert seen.value("glm_router_tokens_total", type="output") is None
         assert seen.spans[SPAN].status.status_code is StatusCode.ERROR
+        assert attributes(seen.spans[SPAN])["error.type"] == "INVALID_ARGUMENT"
 
 
 @pytest.mark.parametrize("tracing", [True, False])
