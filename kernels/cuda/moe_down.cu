@@ -115,7 +115,9 @@ __global__ void combine_kernel(const __grid_constant__ CombineParams p) {
 
 namespace {
 
-ExpertInputs inputs_of(const glm_moe_down_args& args) {
+/* Of moe_down and moe_down_each. */
+template <typename Args>
+ExpertInputs inputs_of(const Args& args) {
   return {args.x, args.x_scale, args.offsets, args.order, args.top_k, false};
 }
 
@@ -123,47 +125,63 @@ size_t y_bytes(const glm_moe_down_args& args) {
   return static_cast<size_t>(args.rows) * args.top_k * args.down.rows * bytes_of(args.out.dtype);
 }
 
-}  // namespace
-
-size_t moe_down_workspace(const glm_moe_down_args* args) {
-  if (!is_packed(inputs_of(*args), args->down.format, args->out.dtype, args->rows)) return y_bytes(*args);
-  return y_bytes(*args) + packed_bytes(static_cast<int64_t>(args->rows) * args->top_k, args->x.cols, args->down.count);
+template <typename Args>
+size_t multiply_workspace(const Args& args) {
+  if (!is_packed(inputs_of(args), args.down.format, args.out.dtype, args.rows)) return 0;
+  return packed_bytes(static_cast<int64_t>(args.rows) * args.top_k, args.x.cols, args.down.count);
 }
 
-glm_status moe_down(glm_device* device, const glm_moe_down_args* args) {
-  DownParams p = {};
-  p.in = inputs_of(*args);
-  p.down = args->down;
-  p.y = {device->workspace, args->out.dtype, args->down.rows, args->down.rows};
-  const auto experts = static_cast<unsigned>(args->down.count);
-  return with_act(args->out.dtype, [&](auto act) {
+/* Each assignment's product, to its row of p.y. */
+glm_status multiply(glm_device* device, const DownParams& p, int32_t rows, std::byte* workspace) {
+  const auto experts = static_cast<unsigned>(p.down.count);
+  return with_act(p.y.dtype, [&](auto act) {
     using Act = typename decltype(act)::type;
     const auto on_tensor_cores = [&](auto operand) {
-      if (device->has_wgmma && args->out.dtype == GLM_BF16) {
+      if (device->has_wgmma && p.y.dtype == GLM_BF16) {
         const ExpertParams on_wgmma{p.in, p.down, {}, p.y};
-        return experts_on_hopper<ExpertLayer::kDown, operand()>(device, on_wgmma, args->rows,
-                                                                device->workspace + y_bytes(*args));
+        return experts_on_hopper<ExpertLayer::kDown, operand()>(device, on_wgmma, rows, workspace);
       }
-      const Grid grid{
-          dim3(blocks_for(args->down.rows, kExpertChannels), experts, token_blocks(args->rows, kExpertTokens)),
-          kExpertThreads, kExpertSharedBytes};
+      const Grid grid{dim3(blocks_for(p.down.rows, kExpertChannels), experts, token_blocks(rows, kExpertTokens)),
+                      kExpertThreads, kExpertSharedBytes};
       return launch(device, "moe_down", grid, down_kernel<operand(), Act>, p);
     };
     const auto scalar = [&] {
-      return with_weight(args->down.format, [&](auto weight) {
+      return with_weight(p.down.format, [&](auto weight) {
         using W = typename decltype(weight)::type;
-        const Grid grid{dim3(blocks_for(args->down.rows, kDotWarps), experts, token_blocks(args->rows, kDotTokens)),
+        const Grid grid{dim3(blocks_for(p.down.rows, kDotWarps), experts, token_blocks(rows, kDotTokens)),
                         kDotWarps * kWarp};
         return launch(device, "moe_down", grid, down_scalar_kernel<Act, W>, p);
       });
     };
-    const glm_status status = with_operand(args->down.format, args->x.dtype, on_tensor_cores, scalar);
-    if (status != GLM_OK) return status;
-    const CombineParams combine{args->top_k, args->down.first, args->down.count, args->ids, args->weights,
-                                p.y,         args->base,       args->out};
-    const Grid grid{dim3(static_cast<unsigned>(args->rows)), row_threads(args->out.cols)};
-    return launch(device, "moe_down (combine)", grid, combine_kernel<Act>, combine);
+    return with_operand(p.down.format, p.in.x.dtype, on_tensor_cores, scalar);
   });
+}
+
+}  // namespace
+
+size_t moe_down_workspace(const glm_moe_down_args* args) {
+  return y_bytes(*args) + multiply_workspace(*args);
+}
+
+glm_status moe_down(glm_device* device, const glm_moe_down_args* args) {
+  const glm_tensor y{device->workspace, args->out.dtype, args->down.rows, args->down.rows};
+  const glm_status status =
+      multiply(device, {inputs_of(*args), args->down, y}, args->rows, device->workspace + y_bytes(*args));
+  if (status != GLM_OK) return status;
+  const CombineParams combine{args->top_k, args->down.first, args->down.count, args->ids, args->weights,
+                              y,           args->base,       args->out};
+  const Grid grid{dim3(static_cast<unsigned>(args->rows)), row_threads(args->out.cols)};
+  return with_act(args->out.dtype, [&](auto act) {
+    return launch(device, "moe_down (combine)", grid, combine_kernel<typename decltype(act)::type>, combine);
+  });
+}
+
+size_t moe_down_each_workspace(const glm_moe_down_each_args* args) {
+  return multiply_workspace(*args);
+}
+
+glm_status moe_down_each(glm_device* device, const glm_moe_down_each_args* args) {
+  return multiply(device, {inputs_of(*args), args->down, args->out}, args->rows, device->workspace);
 }
 
 }  // namespace glm::cuda

@@ -9,6 +9,7 @@ namespace glm::cuda {
 namespace {
 
 constexpr const char* kLibrary = "libnccl.so.2";
+constexpr int kBytesType = 1; /* ncclUint8 */
 
 template <typename Function>
 bool find(void* library, const char* name, Function* out) {
@@ -38,6 +39,22 @@ const Nccl* load_nccl(std::string* error) {
     return nullptr;
   }
   return &nccl;
+}
+
+glm_status check_nccl(glm_device* device, int result, const char* what) {
+  if (result == 0) return GLM_OK;
+  device->last_error = std::string(what) + ": " + device->nccl->GetErrorString(result);
+  return GLM_DEVICE_ERROR;
+}
+
+int send_bytes(const glm_device* device, const void* data, size_t bytes, int peer) {
+  if (bytes == 0) return 0;
+  return device->nccl->Send(data, bytes, kBytesType, peer, device->communicator, device->stream);
+}
+
+int receive_bytes(const glm_device* device, void* data, size_t bytes, int peer) {
+  if (bytes == 0) return 0;
+  return device->nccl->Recv(data, bytes, kBytesType, peer, device->communicator, device->stream);
 }
 
 }  // namespace glm::cuda

@@ -26,6 +26,11 @@ struct Nccl {
 /* NULL, with what is missing in `error`, if this machine has no NCCL. */
 const Nccl* load_nccl(std::string* error);
 
+glm_status check_nccl(glm_device* device, int result, const char* what);
+/* Of a group of calls: bytes to or from a rank. Nothing is called for no bytes. */
+int send_bytes(const glm_device* device, const void* data, size_t bytes, int peer);
+int receive_bytes(const glm_device* device, void* data, size_t bytes, int peer);
+
 /* The sum over the ranks as all_reduce states it: parts are sent to the rank that adds them up, in order of rank, and sums are gathered. */
 glm_status all_reduce_nccl(glm_device* device, const glm_tensor& x, int32_t rows);
 size_t all_reduce_nccl_workspace(const glm_device* device, const glm_tensor& x, int32_t rows);

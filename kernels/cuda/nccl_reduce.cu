@@ -27,12 +27,6 @@ struct Parts {
   size_t bytes() const { return static_cast<size_t>(elements) * element_bytes; }
 };
 
-glm_status check_nccl(glm_device* device, int result, const char* what) {
-  if (result == 0) return GLM_OK;
-  device->last_error = std::string(what) + ": " + device->nccl->GetErrorString(result);
-  return GLM_DEVICE_ERROR;
-}
-
 template <typename Act>
 __global__ void add_up_kernel(const __grid_constant__ Peers peers, Act* own, const Act* received, int64_t elements) {
   begin_kernel();
@@ -61,9 +55,8 @@ int exchange_parts(const glm_device* device, const Parts& parts) {
   for (int32_t peer = 0; peer < device->peers.num_ranks && result == 0; ++peer) {
     if (peer == device->peers.rank) continue;
     const size_t offset = static_cast<size_t>(peer) * parts.bytes();
-    result = nccl.Send(parts.own + offset, parts.bytes(), kBytesType, peer, device->communicator, device->stream);
-    if (result != 0) break;
-    result = nccl.Recv(parts.received + offset, parts.bytes(), kBytesType, peer, device->communicator, device->stream);
+    result = send_bytes(device, parts.own + offset, parts.bytes(), peer);
+    if (result == 0) result = receive_bytes(device, parts.received + offset, parts.bytes(), peer);
   }
   const int ended = nccl.GroupEnd();
   return result != 0 ? result : ended;

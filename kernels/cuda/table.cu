@@ -23,6 +23,16 @@ size_t workspace_bytes(const glm_device* device, glm_op op, const void* args) {
       return moe_down_workspace(static_cast<const glm_moe_down_args*>(args));
     case GLM_OP_SAMPLE:
       return sample_workspace(static_cast<const glm_sample_args*>(args));
+    case GLM_OP_REDUCE_SCATTER:
+      return reduce_scatter_workspace(device, static_cast<const glm_reduce_scatter_args*>(args));
+    case GLM_OP_ALL_GATHER:
+      return all_gather_workspace(device, static_cast<const glm_all_gather_args*>(args));
+    case GLM_OP_MOE_DISPATCH:
+      return moe_dispatch_workspace(device, static_cast<const glm_moe_dispatch_args*>(args));
+    case GLM_OP_MOE_DOWN_EACH:
+      return moe_down_each_workspace(static_cast<const glm_moe_down_each_args*>(args));
+    case GLM_OP_MOE_COMBINE:
+      return moe_combine_workspace(device, static_cast<const glm_moe_combine_args*>(args));
     default:
       return 0;
   }
@@ -74,11 +84,11 @@ constexpr glm_kernels kTable = {
     .all_reduce = all_reduce,
     .gather_rows = gather_rows,
     .sample = sample,
-    .reduce_scatter = nullptr,
-    .all_gather = nullptr,
-    .moe_dispatch = nullptr,
-    .moe_down_each = nullptr,
-    .moe_combine = nullptr,
+    .reduce_scatter = reduce_scatter,
+    .all_gather = all_gather,
+    .moe_dispatch = moe_dispatch,
+    .moe_down_each = moe_down_each,
+    .moe_combine = moe_combine,
     .group_progress = group_progress,
 };
 
