@@ -329,7 +329,8 @@ def _c_options(options: EngineOptions, raised: list[BaseException]) -> tuple[c.C
 
 
 def _c_rank(rank: RankOptions) -> c.CRankOptions:
-    return c.CRankOptions(rank.device_ordinal, rank.mixed_plan.encode(), rank.decode_plan.encode())
+    driver = None if rank.driver is None else str(rank.driver).encode()
+    return c.CRankOptions(rank.device_ordinal, rank.mixed_plan.encode(), rank.decode_plan.encode(), driver)
 
 
 _OPTION_INTEGERS = tuple(

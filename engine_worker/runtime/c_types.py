@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-RUNTIME_VERSION = 6
+RUNTIME_VERSION = 7
 PAGE_SIZE = 16
 MAX_STOP_IDS = 64
 MAX_LOGIT_BIAS = 300
@@ -42,6 +42,7 @@ class CRankOptions(ctypes.Structure):
         ("device_ordinal", ctypes.c_int32),
         ("mixed_plan", ctypes.c_char_p),
         ("decode_plan", ctypes.c_char_p),
+        ("driver_path", ctypes.c_char_p),
     )
 
 

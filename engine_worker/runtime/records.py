@@ -42,11 +42,12 @@ class TensorSource:
 
 @dataclass(frozen=True, slots=True)
 class RankOptions:
-    """See glm_rank_options: the texts of the rank's plans, and its device."""
+    """See glm_rank_options: the texts of the rank's plans, its device, and a driver compiled from the plans."""
 
     mixed_plan: str
     decode_plan: str
     device_ordinal: int = 0
+    driver: Path | None = None  # None: the built-in executor
 
 
 @dataclass(frozen=True, slots=True)

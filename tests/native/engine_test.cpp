@@ -102,7 +102,7 @@ struct Fixture {
       for (const char* name : {"mixed", "decode"}) plans.push_back(plan(name, rank, num_ranks));
     }
     ranks.clear();
-    for (size_t i = 0; i < plans.size(); i += 2) ranks.push_back({0, plans[i].c_str(), plans[i + 1].c_str()});
+    for (size_t i = 0; i < plans.size(); i += 2) ranks.push_back({0, plans[i].c_str(), plans[i + 1].c_str(), nullptr});
   }
 
   glm_engine* create() {

@@ -22,7 +22,7 @@
 extern "C" {
 #endif
 
-#define GLM_RUNTIME_VERSION 6u
+#define GLM_RUNTIME_VERSION 7u
 #define GLM_MAX_DIMS 4
 #define GLM_MAX_IN_FLIGHT 2 /* steps submitted and not yet collected */
 
@@ -53,6 +53,7 @@ typedef struct glm_rank_options {
   int32_t device_ordinal;
   const char* mixed_plan;  /* plan text (native/PLAN.md): GLM_PLAN_MIXED */
   const char* decode_plan; /* plan text: GLM_PLAN_DECODE */
+  const char* driver_path; /* shared object of a driver compiled from these plans (driver.h); NULL: built-in executor */
 } glm_rank_options;
 
 typedef struct glm_engine_options {

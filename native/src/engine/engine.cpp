@@ -82,6 +82,7 @@ Engine::Engine(const glm_engine_options& options, int32_t rank, OnFailure on_fai
   table_.emplace(options.kernels_path, std::vector<const Plan*>{&mixed_, &decode_});
   table_->open_device({.ordinal = options.ranks[rank].device_ordinal, .num_threads = threads_of_a_rank(options)});
   device_.emplace(table_->kernels(), table_->device());
+  if (const char* path = options.ranks[rank].driver_path) driver_.emplace(path);
   limits_.spare = device_->has_graphs() ? 1 : 0;
   weight_arena_.emplace(*device_, Arena::Kind::kDevice);
   kv_arena_.emplace(*device_, Arena::Kind::kDevice);
@@ -141,6 +142,10 @@ void Engine::take_pages(const glm_engine_options& options, int32_t num_pages) {
     scan_weights(random_kv_regions(resources_.state.kv, limits_), *device_, all_threads(options), {});
   }
   bind_plans();
+  if (driver_) {
+    executors_[GLM_PLAN_MIXED].attach(*driver_, "mixed", limits_);
+    executors_[GLM_PLAN_DECODE].attach(*driver_, "decode", limits_);
+  }
   mirror_.emplace(limits_, declarations_.vocab);
 }
 

@@ -114,6 +114,7 @@ class Engine {
   Declarations declarations_;
   std::optional<KernelTable> table_;
   std::optional<Device> device_;
+  std::optional<Driver> driver_;  // none: the built-in executor
   std::optional<Arena> weight_arena_;
   std::optional<Arena> kv_arena_;
   std::optional<Arena> scratch_arena_;

@@ -62,11 +62,26 @@ std::vector<const BoundOp*> Executor::exchanges(bool samples) const {
   return found;
 }
 
+void Executor::attach(const Driver& driver, const std::string& plan, const Limits& limits) {
+  auto& mark = reinterpret_cast<glm_driver_mark&>(*mark_);
+  driver_ = std::make_unique<BoundDriver>(driver, plan, *device_, ops_, mark, place_, limits);
+}
+
 void Executor::run_forward(int32_t num_rows, int32_t num_samples) {
+  if (driver_) {
+    const glm_status status = driver_->run_forward(num_rows, num_samples);
+    if (status != GLM_OK) check(*mark_->op, status);
+    return;
+  }
   for (BoundOp& op : std::span(ops_).first(sample_)) run_op(op, num_rows, num_samples);
 }
 
 void Executor::run_sample(int32_t num_rows, int32_t num_samples) {
+  if (driver_) {
+    const glm_status status = driver_->run_sample(num_rows, num_samples);
+    if (status != GLM_OK) check(*mark_->op, status);
+    return;
+  }
   for (BoundOp& op : std::span(ops_).subspan(sample_)) run_op(op, num_rows, num_samples);
 }
 
@@ -91,12 +106,15 @@ inline void Executor::run_op(BoundOp& op, int32_t num_rows, int32_t num_samples)
     args.rows = op.rows == OpRows::kSamples ? num_samples : num_rows;
     return call_op(device_->kernels(), device_->handle(), args);
   };
-  const glm_status status = std::visit(call, op.args);
-  if (status != GLM_OK) [[unlikely]] {
-    // What was checked when the plan was bound cannot be wrong now, so any other status is a contradiction.
-    fail(status == GLM_DEVICE_ERROR ? GLM_DEVICE_ERROR : GLM_INTERNAL, describe(op), " of kernel table ",
-         device_->kernels().name, " returned ", status_name(status), device_->last_error());
-  }
+  check(op, std::visit(call, op.args));
+}
+
+void Executor::check(const BoundOp& op, glm_status status) const {
+  if (status == GLM_OK) [[likely]]
+    return;
+  // What was checked when the plan was bound cannot be wrong now, so any other status is a contradiction.
+  fail(status == GLM_DEVICE_ERROR ? GLM_DEVICE_ERROR : GLM_INTERNAL, describe(op), " of kernel table ",
+       device_->kernels().name, " returned ", status_name(status), device_->last_error());
 }
 
 }  // namespace glm

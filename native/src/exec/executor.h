@@ -3,10 +3,12 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "exec/binder.h"
+#include "exec/driver.h"
 #include "exec/own_rows.h"
 #include "memory/device.h"
 
@@ -19,6 +21,9 @@ struct OpMark {
   std::atomic<const BoundOp*> op = nullptr;  // NULL: none
   std::atomic<uint64_t> calls = 0;           // begun so far
 };
+// Drivers write it as plain words.
+static_assert(sizeof(OpMark) == sizeof(glm_driver_mark) && std::atomic<const BoundOp*>::is_always_lock_free &&
+              std::atomic<uint64_t>::is_always_lock_free);
 
 // "op linear layers.3.attn.o".
 std::string describe(const BoundOp& op);
@@ -29,6 +34,10 @@ class Executor {
  public:
   // One of `ops` is `sample`.
   Executor(const Device& device, std::vector<BoundOp> ops, OpMark& mark, RankPlace place);
+
+  // From now on the driver's code runs instead of the list: all but `run`. Throws GLM_UNSUPPORTED if it is not of this
+  // plan.
+  void attach(const Driver& driver, const std::string& plan, const Limits& limits);
 
   // The largest scratch that any op needs.
   size_t workspace_bytes() const;
@@ -46,6 +55,7 @@ class Executor {
 
  private:
   void run_op(BoundOp& op, int32_t num_rows, int32_t num_samples);
+  void check(const BoundOp& op, glm_status status) const;
   template <class Args>
   glm_status call_own(Args args, int32_t num_rows);
 
@@ -55,6 +65,7 @@ class Executor {
   size_t num_exchanges_[2];  // of a step that does not sample, and one that does
   OpMark* mark_;
   RankPlace place_;
+  std::unique_ptr<BoundDriver> driver_;  // NULL: the list itself runs
 };
 
 }  // namespace glm
