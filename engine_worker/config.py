@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from engine_worker.device import DeviceSetting
+from engine_worker.driver.compile import ExecutorSetting
 from engine_worker.errors import ConfigError
 from engine_worker.memory import available_memory_bytes
 from engine_worker.models.layout import MAX_RANKS, Parallelism
@@ -47,6 +48,10 @@ class WorkerConfig(ListenSettings, TelemetrySettings):
     log_level: LogLevel = Field("info", description="debug, info, warning or error.")
     device: DeviceSetting = Field("auto", description="cpu, cuda, or auto: cuda if a GPU answers.")
     gpu: int = Field(0, ge=0, description="Index of the GPU, with cuda.")
+    executor: ExecutorSetting = Field(
+        "native",
+        description="native: walks the plan; terra: the plan compiled (needs Terra); terra-debug: with checks.",
+    )
     threads: int = Field(
         0, ge=0, le=1024, description="Threads of the CPU kernels, shared by the ranks; 0: one for each core."
     )

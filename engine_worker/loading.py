@@ -9,6 +9,7 @@ import structlog
 
 from engine_worker.config import Sizes, WorkerConfig, plan_sizes
 from engine_worker.device import choose_device
+from engine_worker.driver.compile import with_executor
 from engine_worker.exchange_choice import choose_exchanges
 from engine_worker.models import Model, RankPlans, build_model
 from engine_worker.plan.memory import rank_memory
@@ -66,6 +67,7 @@ def load(config: WorkerConfig, progress: Progress) -> Loaded:
         "loaded",
         kernels=info.kernels,
         device=info.device,
+        executor=config.executor,
         kv_pages=info.num_pages,
         kv_bytes=info.kv_bytes,
         scratch_bytes=info.scratch_bytes,
@@ -76,9 +78,10 @@ def load(config: WorkerConfig, progress: Progress) -> Loaded:
 def engine_options(
     config: WorkerConfig, model: Model, sizes: Sizes, table: str = "cpu", progress: Progress | None = None
 ) -> EngineOptions:
+    """Raises UnsupportedError if the executor cannot be had."""
     return EngineOptions(
         kernels_path=kernel_table_path(table),
-        ranks=rank_options(model, config.gpu if table == "cuda" else None),
+        ranks=with_executor(rank_options(model, config.gpu if table == "cuda" else None), config.executor),
         tensors=model.tensors,
         max_rows=config.step_tokens,
         max_samples=config.max_running,

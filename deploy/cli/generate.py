@@ -7,6 +7,7 @@ import typer
 from deploy.cli.options import (
     ApiKeyOption,
     EpOption,
+    ExecutorOption,
     MaxTokensOption,
     SeedOption,
     ServedModelOption,
@@ -31,6 +32,7 @@ def generate(
     model: ServedModelOption = None,
     tp: TpOption = None,
     ep: EpOption = None,
+    executor: ExecutorOption = None,
     max_tokens: MaxTokensOption = 128,
     temperature: TemperatureOption = 0.0,
     seed: SeedOption = None,
@@ -55,8 +57,10 @@ def generate(
         raise typer.BadParameter("shown only with --json", param_hint="--logprobs")
     for flag, text in (("--prompt", prompt or ""), *(("--stop", text) for text in stop or [])):
         check_utf8(flag, text)
-    if target is not None and (tp or ep):
-        raise typer.BadParameter("of a worker that is started here, not of --target", param_hint="--tp / --ep")
+    if target is not None and (tp or ep or executor):
+        raise typer.BadParameter(
+            "of a worker that is started here, not of --target", param_hint="--tp / --ep / --executor"
+        )
     ids = None if prompt_ids is None else parse_ids("--prompt-ids", prompt_ids)
 
     from deploy.cli.access import Access  # noqa: PLC0415
@@ -76,4 +80,4 @@ def generate(
     elif prompt is not None:
         request.prompt = prompt
     access = Access(tls_ca, tls_cert, tls_key, api_key)
-    run(request, model, target, access, as_json=as_json, worker_args=rank_args(tp, ep))
+    run(request, model, target, access, as_json=as_json, worker_args=rank_args(tp, ep, executor))

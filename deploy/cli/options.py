@@ -1,5 +1,6 @@
 """Options that several commands share, and checks of what the shell passed."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +27,20 @@ TpOption = Annotated[
 ]
 EpOption = Annotated[
     int | None, typer.Option(min=1, max=64, metavar="N", help="Groups of ranks that experts are divided among.")
+]
+
+
+class Executor(StrEnum):
+    """What runs a step: see native/terra/README.md."""
+
+    NATIVE = "native"
+    TERRA = "terra"
+    TERRA_DEBUG = "terra-debug"
+
+
+ExecutorOption = Annotated[
+    Executor | None,
+    typer.Option(help="Of the started worker: native walks the plan, terra compiles it, terra-debug adds checks."),
 ]
 TlsCaOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Speak TLS with --target, and trust these CA certificates (PEM).")
@@ -54,9 +69,10 @@ def check_utf8(flag: str, text: str) -> None:
         raise typer.BadParameter(f"not valid UTF-8 at character {error.start}", param_hint=flag) from None
 
 
-def rank_args(tp: int | None, ep: int | None) -> list[str]:
-    """The worker's flags for a layout."""
-    return [arg for flag, value in (("--tp", tp), ("--ep", ep)) if value is not None for arg in (flag, str(value))]
+def rank_args(tp: int | None, ep: int | None, executor: Executor | None = None) -> list[str]:
+    """The worker's flags for a layout, and for what runs its steps."""
+    flags = (("--tp", tp), ("--ep", ep), ("--executor", executor))
+    return [arg for flag, value in flags if value is not None for arg in (flag, str(value))]
 
 
 def parse_ids(flag: str, text: str) -> list[int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deploy.cli.console import model_directory, worker_errors
-from deploy.cli.options import ModelOption
+from deploy.cli.options import Executor, ModelOption
 from deploy.cli.plan import GpuOption, KvDtype, KvDtypeOption, Weights, WeightsOption, aligned
 from deploy.models.catalog import DEFAULT_MODEL
 
@@ -30,6 +30,7 @@ def profile(
     kv_dtype: KvDtypeOption = KvDtype.AUTO,
     device: Annotated[Device, typer.Option(help="auto: a GPU if one answers.")] = Device.AUTO,
     gpu: GpuOption = 0,
+    executor: Annotated[Executor, typer.Option(help="Of whole steps; ops one by one are native's.")] = Executor.NATIVE,
     threads: Annotated[int, typer.Option(min=0, metavar="N", help="Of the CPU kernels; 0: one for each core.")] = 0,
     batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences in the step.")] = 1,
     context: Annotated[int, typer.Option(min=1, metavar="L", help="Length of each sequence after the step.")] = 512,
@@ -65,6 +66,7 @@ def profile(
             built,
             shape,
             table,
+            executor=executor.value,
             device_ordinal=gpu if table == "cuda" else 0,
             num_threads=threads,
             flops_per_s=None if gflops is None else gflops * 1e9,

@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from deploy.cli.console import messages, model_directory
-from deploy.cli.options import EpOption, ModelOption, TpOption, rank_args
+from deploy.cli.options import EpOption, ExecutorOption, ModelOption, TpOption, rank_args
 from deploy.models.catalog import DEFAULT_MODEL
 
 # The services have settings of their own, with their own --help.
@@ -32,6 +32,7 @@ def serve(
     workers: Annotated[int, typer.Option(min=1, max=64, metavar="N", help="How many workers.")] = 1,
     tp: TpOption = None,
     ep: EpOption = None,
+    executor: ExecutorOption = None,
     worker_config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The workers' settings (see `glm worker --help`).")
     ] = None,
@@ -48,7 +49,7 @@ def serve(
         model=model_directory(model),
         listen=listen,
         workers=workers,
-        worker_args=[*rank_args(tp, ep), *(["--config", str(worker_config)] if worker_config else [])],
+        worker_args=[*rank_args(tp, ep, executor), *(["--config", str(worker_config)] if worker_config else [])],
         router_args=[
             *(["--http-listen", http_listen] if http_listen else []),
             *(["--config", str(router_config)] if router_config else []),

@@ -6,20 +6,17 @@ leaves only a directory whose name begins with a dot.
 
 import fcntl
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from glmserve.service.cache import cache_root
+
+__all__ = ["MANIFEST", "cache_root", "is_complete", "locked", "publishing"]
+
 MANIFEST = "glmserve-manifest.json"
-
-
-def cache_root() -> Path:
-    """`$GLM_CACHE_DIR`, else `~/.cache/glmserve`."""
-    configured = os.environ.get("GLM_CACHE_DIR")
-    return Path(configured).expanduser() if configured else Path.home() / ".cache" / "glmserve"
 
 
 @contextmanager

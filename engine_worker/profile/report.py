@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from engine_worker.driver.compile import ExecutorSetting, with_executor
 from engine_worker.models import Model
 from engine_worker.plan.cost import OpCost
 from engine_worker.profile.ops import OpTime, profile_ops
@@ -36,6 +37,7 @@ def profile_step(
     shape: StepShape,
     table: str,
     *,
+    executor: ExecutorSetting = "native",
     device_ordinal: int = 0,
     num_threads: int = 0,
     flops_per_s: float | None = None,
@@ -53,7 +55,7 @@ def profile_step(
 
     plan = shape.plan(model)
     options = options_for(model, table, [shape], device_ordinal=device_ordinal, num_threads=num_threads)
-    with Engine.create(options) as engine:
+    with Engine.create(replace(options, ranks=with_executor(options.ranks, executor))) as engine:
         step = time_steps(engine, shape, _STEPS)
         recorded = table == "cuda" and not every_label
         ops = profile_ops(engine, plan, shape, floor, every_label=every_label, recorded=recorded)
