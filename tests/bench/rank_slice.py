@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_worker.models import Model, Parallelism, build_model
+from engine_worker.models.exchange import REPLICATED, Exchanges
 from engine_worker.plan.cost import OpCost, step_cost
 from engine_worker.profile.ops import OpTime, profile_ops
 from engine_worker.profile.shape import StepShape, options_for
@@ -45,14 +46,21 @@ CASES = (
 )
 
 
-def load(layers: int, kv_dtype: Any, parallelism: Parallelism, *, quantized: bool = True) -> Model:
+def load(
+    layers: int,
+    kv_dtype: Any,
+    parallelism: Parallelism,
+    *,
+    quantized: bool = True,
+    exchanges: Exchanges = REPLICATED,
+) -> Model:
     """`quantized`: FP8 as published; else bf16."""
     config = json.loads(CONFIG.read_text()) | {"num_hidden_layers": layers}
     if not quantized:
         del config["quantization_config"]
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "config.json").write_text(json.dumps(config))
-        return build_model(Path(directory), kv_dtype, parallelism, synthetic_seed=0)
+        return build_model(Path(directory), kv_dtype, parallelism, synthetic_seed=0, exchanges=exchanges)
 
 
 def run_case(engine: Engine, model: Model, case: Case, bytes_per_s: float) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Many requests of all kinds, a third of them aborted, through scheduler and engine: nothing may be left behind.
 
-`GLM_TEST_TABLE=cuda python -m tests.golden.mixed_requests [--tp 2] [NAME ...]` runs 1,000 on each golden checkpoint, or
-on those named, and says how much of the (first) device's memory was lost.
+`GLM_TEST_TABLE=cuda python -m tests.golden.mixed_requests [--tp 2 [--exchange all_to_all]] [NAME ...]` runs 1,000 on
+each golden checkpoint, or on those named, and says how much of the (first) device's memory was lost.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import random
 from array import array
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_args
 
 from engine_worker.models import Model, build_model
+from engine_worker.models.exchange import Exchange, Exchanges
 from engine_worker.models.layout import Parallelism
 from engine_worker.runtime.abi import Engine, kernel_table_path
 from engine_worker.runtime.c_types import MAX_IN_FLIGHT, PAGE_SIZE
@@ -165,12 +166,14 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--ep", type=int)
+    parser.add_argument("--exchange", choices=get_args(Exchange), default="replicate")
     parser.add_argument("--requests", type=int, default=1000)
     asked = parser.parse_args()
     for case in CASES:
         if case.name not in (asked.names or [case.name]):
             continue
-        model = build_model(case.directory, "auto", Parallelism(asked.tp, asked.ep))
+        exchanges = Exchanges(asked.exchange, asked.exchange)
+        model = build_model(case.directory, "auto", Parallelism(asked.tp, asked.ep), exchanges=exchanges)
         with Engine.create(engine_options(model)) as engine:
             run_mixed(engine, model.config.vocab_size, 20)
             before = free_device_bytes() if TABLE == "cuda" else 0

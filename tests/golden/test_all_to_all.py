@@ -13,10 +13,9 @@ from engine_worker.models.exchange import Exchanges
 from engine_worker.models.layout import ONE_RANK, Parallelism
 from engine_worker.runtime.records import Sampling
 from tests.golden.session import Logits, Piece, open_session, relative_error
-from tests.golden.table import TABLE
-from tests.golden.test_parallel import BY_NAME, FP8_TYPICAL, TOLERANCE, generate, shuffled, tokens_of
+from tests.golden.test_parallel import BY_NAME, FP8_TYPICAL, TOLERANCE, generate, gpus, shuffled, tokens_of
 
-pytestmark = pytest.mark.skipif(TABLE != "cpu", reason="the table has no exchange of tokens")
+__all__ = ["gpus"]  # a fixture of every test here too
 
 BOTH = Exchanges("all_to_all", "all_to_all")
 LAYOUTS = [
@@ -37,9 +36,10 @@ def test_logits_are_those_of_one_rank(name: str, tp: int) -> None:
     assert error.max() <= TOLERANCE[BY_NAME[name].weights], f"position {error.argmax()}"
 
 
-def test_scales_of_channels_differ_as_they_do_without() -> None:
+@pytest.mark.parametrize("tp", [2, 4])
+def test_scales_of_channels_differ_as_they_do_without(tp: int) -> None:
     name = "fp8_channel_8_kv_heads"
-    assert np.median(relative_error(decoded(name, Parallelism(4, 4)), decoded(name))) <= FP8_TYPICAL
+    assert np.median(relative_error(decoded(name, Parallelism(tp, tp)), decoded(name))) <= FP8_TYPICAL
 
 
 @pytest.mark.parametrize(("name", "tp"), [("f32_8_kv_heads", 4), ("bf16_3_kv_heads", 3), ("fp8_block_wide", 2)])
@@ -48,7 +48,10 @@ def test_a_placement_does_not_change_a_bit(name: str, tp: int) -> None:
     np.testing.assert_array_equal(placed, decoded(name, Parallelism(tp, tp)))
 
 
-@pytest.mark.parametrize(("name", "tp"), [("f32_8_kv_heads", 4), ("bf16_3_kv_heads", 6), ("fp8_channel_8_kv_heads", 8)])
+@pytest.mark.parametrize(
+    ("name", "tp"),
+    [("f32_8_kv_heads", 4), ("bf16_3_kv_heads", 6), ("fp8_channel_8_kv_heads", 2), ("fp8_channel_8_kv_heads", 8)],
+)
 def test_chunks_and_company_do_not_matter(name: str, tp: int) -> None:
     """Bit for bit, though other ranks then have the rows to themselves; fewer rows than ranks included."""
     tokens = tokens_of(name)
@@ -64,12 +67,13 @@ def test_chunks_and_company_do_not_matter(name: str, tp: int) -> None:
             np.testing.assert_array_equal(session.step(*pieces)[0], alone[i])
 
 
+@pytest.mark.parametrize("tp", [2, 4])
 @pytest.mark.parametrize("exchanges", [Exchanges("all_to_all", "replicate"), Exchanges("replicate", "all_to_all")])
-def test_prefill_and_decode_may_exchange_differently(exchanges: Exchanges) -> None:
+def test_prefill_and_decode_may_exchange_differently(exchanges: Exchanges, tp: int) -> None:
     name = "f32_8_kv_heads"
     prompt = tokens_of(name)[:16]
     texts = []
-    for chosen, parallelism in ((BOTH, ONE_RANK), (exchanges, Parallelism(4, 4))):
+    for chosen, parallelism in ((BOTH, ONE_RANK), (exchanges, Parallelism(tp, tp))):
         with open_session(BY_NAME[name].directory, parallelism=parallelism, exchanges=chosen) as session:
             texts.append(generate(session, prompt, 24, Sampling(temperature=1.0, top_p=0.9, seed=3))[0])
     assert texts[0] == texts[1]
