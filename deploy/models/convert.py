@@ -54,6 +54,7 @@ def encode(name: str, tensor: Float32) -> Iterator[tuple[str, npt.NDArray[Any]]]
 
 def model_config(config: LlamaConfig, form: GlmForm, vocabulary: Vocabulary) -> dict[str, Any]:
     """config.json, with every key that GLM-4.7-FP8's has."""
+    heads, kv_heads = form.heads(config)
     return {
         "architectures": ["Glm4MoeForCausalLM"],
         "attention_bias": True,
@@ -72,10 +73,10 @@ def model_config(config: LlamaConfig, form: GlmForm, vocabulary: Vocabulary) -> 
         "n_routed_experts": form.experts,
         "n_shared_experts": 1,
         "norm_topk_prob": True,
-        "num_attention_heads": config.heads,
+        "num_attention_heads": heads,
         "num_experts_per_tok": 8,
         "num_hidden_layers": config.layers,
-        "num_key_value_heads": config.kv_heads,
+        "num_key_value_heads": kv_heads,
         "num_nextn_predict_layers": 0,
         "pad_token_id": vocabulary.pad_id,
         "partial_rotary_factor": 0.5,

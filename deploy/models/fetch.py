@@ -39,12 +39,13 @@ def fetch(name: str, cache_dir: Path | None = None, progress: Progress = silent)
 
 def identity_of(model: EmbeddedModel) -> dict[str, str]:
     """What a converted model depends on."""
-    return {
+    identity = {
         "package": f"{model.package}=={model.version}",
         "wheel_sha256": model.wheel_sha256,
         "gguf_sha256": model.gguf_sha256,
         "converter": CONVERTER_VERSION,
     }
+    return identity if model.kv_heads is None else {**identity, "kv_heads": str(model.kv_heads)}
 
 
 def _make(model: EmbeddedModel, downloads: Path, directory: Path, progress: Progress) -> None:
@@ -67,7 +68,7 @@ def _make(model: EmbeddedModel, downloads: Path, directory: Path, progress: Prog
         shutil.copyfile(NOTICE, filled / "NOTICE")
         progress("reading the vocabulary", 0, 0)
         source = GgufLlama(gguf)
-        convert(source, source.vocabulary(), GlmForm(), filled, progress)
+        convert(source, source.vocabulary(), GlmForm(kv_heads=model.kv_heads), filled, progress)
 
 
 def download(model: EmbeddedModel, downloads: Path) -> None:

@@ -4,7 +4,7 @@ Attention. Heads grow from d to 2d dims. Llama's d dims are the half that RoPE r
 and a constant bias, so large that the RMS of a head is that constant's alone. qk-norm then divides by a known number,
 which its weights multiply back, together with sqrt(2): the scores are divided by sqrt(2d), not sqrt(d). The norm's
 weights are 0 in the unrotated half. On q all of those dims carry the bias, on k only half of them: then every one of
-these constants is a power of two, exact in bf16.
+these constants is a power of two, exact in bf16. Heads that the source does not have come last, with zero weights.
 
 Feed-forward. The first layers are dense. In the others, ffn - 8s neurons are the shared expert and 8 slices of s
 neurons are routed experts, zero-padded to the shared expert's width. R replicas of the 8 slices make 8R experts, in a
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from deploy.errors import ModelError
 from deploy.models.fp8 import Float32
 from deploy.models.llama import LlamaConfig, LlamaSource
 
@@ -35,12 +36,20 @@ class GlmForm:
 
     replicas: int = 4
     dense_layers: int = 3
+    kv_heads: int | None = None  # with as many query heads to each as before; None: the source's
     routed_scaling_factor: float = 2.5
     seed: int = 20251222
 
     @property
     def experts(self) -> int:
         return SLICES * self.replicas
+
+    def heads(self, config: LlamaConfig) -> tuple[int, int]:
+        """Query heads and KV heads. ModelError if it has fewer than the source."""
+        kv_heads = config.kv_heads if self.kv_heads is None else self.kv_heads
+        if kv_heads < config.kv_heads:
+            raise ModelError(f"kv_heads: {kv_heads}, the source has {config.kv_heads}")
+        return config.heads // config.kv_heads * kv_heads, kv_heads
 
 
 def slice_width(config: LlamaConfig) -> int:
@@ -59,7 +68,7 @@ def glm_tensors(source: LlamaSource, form: GlmForm) -> Tensors:
     for layer in range(source.config.layers):
         name = f"model.layers.{layer}"
         yield f"{name}.input_layernorm.weight", source.tensor(f"blk.{layer}.attn_norm.weight")
-        yield from _attention(source, layer, f"{name}.self_attn")
+        yield from _attention(source, form, layer, f"{name}.self_attn")
         yield f"{name}.post_attention_layernorm.weight", source.tensor(f"blk.{layer}.ffn_norm.weight")
         if layer < form.dense_layers:
             yield from _mlp(f"{name}.mlp", *_ffn(source, layer))
@@ -68,9 +77,9 @@ def glm_tensors(source: LlamaSource, form: GlmForm) -> Tensors:
     yield "model.norm.weight", source.tensor("output_norm.weight")
 
 
-def _attention(source: LlamaSource, layer: int, name: str) -> Tensors:
-    config = source.config
-    dim = config.head_dim
+def _attention(source: LlamaSource, form: GlmForm, layer: int, name: str) -> Tensors:
+    dim = source.config.head_dim
+    heads, kv_heads = form.heads(source.config)
     biases = {
         "q": np.zeros(2 * dim, np.float32),
         "k": np.zeros(2 * dim, np.float32),
@@ -78,11 +87,11 @@ def _attention(source: LlamaSource, layer: int, name: str) -> Tensors:
     }
     biases["q"][dim:] = NORM_BIAS
     biases["k"][dim : dim + dim // 2] = NORM_BIAS
-    for part, heads in (("q", config.heads), ("k", config.kv_heads), ("v", config.kv_heads)):
-        yield f"{name}.{part}_proj.weight", _widen_heads(source.tensor(f"blk.{layer}.attn_{part}.weight"), heads)
-        yield f"{name}.{part}_proj.bias", np.tile(biases[part], heads)
+    for part, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+        yield f"{name}.{part}_proj.weight", _widen_heads(source.tensor(f"blk.{layer}.attn_{part}.weight"), dim, count)
+        yield f"{name}.{part}_proj.bias", np.tile(biases[part], count)
     output = source.tensor(f"blk.{layer}.attn_output.weight")
-    yield f"{name}.o_proj.weight", np.ascontiguousarray(_widen_heads(output.T, config.heads).T)
+    yield f"{name}.o_proj.weight", np.ascontiguousarray(_widen_heads(output.T, dim, heads).T)
     for part, factor in (("q", np.sqrt(2.0)), ("k", 1.0)):
         rms = np.sqrt(np.mean(biases[part].astype(np.float64) ** 2))
         norm = np.zeros(2 * dim, np.float32)
@@ -90,12 +99,12 @@ def _attention(source: LlamaSource, layer: int, name: str) -> Tensors:
         yield f"{name}.{part}_norm.weight", norm
 
 
-def _widen_heads(weight: Float32, heads: int) -> Float32:
-    """[heads * d, n] -> [heads * 2d, n], zeros below each head."""
+def _widen_heads(weight: Float32, dim: int, heads: int) -> Float32:
+    """[h * d, n] -> [heads * 2d, n], zeros below each head and after the last."""
     rows, cols = weight.shape
-    wide = np.zeros((heads, 2 * rows // heads, cols), np.float32)
-    wide[:, : rows // heads] = weight.reshape(heads, rows // heads, cols)
-    return wide.reshape(2 * rows, cols)
+    wide = np.zeros((heads, 2 * dim, cols), np.float32)
+    wide[: rows // dim, :dim] = weight.reshape(-1, dim, cols)
+    return wide.reshape(-1, cols)
 
 
 def _ffn(source: LlamaSource, layer: int) -> tuple[Float32, Float32, Float32]:

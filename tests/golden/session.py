@@ -113,12 +113,13 @@ def open_session(
     parallelism: Parallelism = ONE_RANK,
     *,
     exchanges: Exchanges = REPLICATED,
+    table: str = TABLE,
 ) -> Iterator[Session]:
-    """An engine on the kernel table `kernels`, by default the one under test."""
+    """An engine on the file `kernels`, by default that of `table`."""
     model = build_model(directory, kv_dtype, parallelism, exchanges=exchanges)
     options = EngineOptions(
-        kernels_path=kernels or kernel_table_path(TABLE),
-        ranks=rank_options(model, first_gpu=None if TABLE == "cpu" else 0),
+        kernels_path=kernels or kernel_table_path(table),
+        ranks=rank_options(model, first_gpu=None if table == "cpu" else 0),
         tensors=model.tensors,
         max_rows=MAX_CONTEXT,
         max_samples=SLOTS,
@@ -130,6 +131,18 @@ def open_session(
     with Engine.create(options) as engine:
         shards = [rank.layout.vocab(model.config) for rank in model.ranks]
         yield Session(engine, [end - first for first, end in shards])
+
+
+def generate(session: Session, prompt: Tokens, count: int, sampling: Sampling) -> tuple[list[int], list[Logits]]:
+    """The tokens that the engine samples after `prompt`, and the logits of each."""
+    session.start(0, sampling)
+    logits = [session.step(Piece(0, prompt, 0))[0]]
+    tokens = [int(session.sampled[0])]
+    while len(tokens) < count:
+        at = len(prompt) + len(tokens) - 1
+        logits.append(session.step(Piece(0, np.array([-1], np.int32), at), decode=True)[0])
+        tokens.append(int(session.sampled[0]))
+    return tokens, logits
 
 
 def relative_error(found: Logits, expected: Logits) -> NDArray[np.float32]:

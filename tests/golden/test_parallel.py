@@ -20,7 +20,7 @@ from engine_worker.models.placement import ExpertPlacement
 from engine_worker.runtime.records import Sampling
 from tests.golden.cases import CASES
 from tests.golden.dequantized import dequantize
-from tests.golden.session import Logits, Piece, Session, Tokens, open_session, relative_error
+from tests.golden.session import Logits, Piece, Tokens, generate, open_session, relative_error
 from tests.golden.table import most_ranks
 
 
@@ -55,18 +55,6 @@ def tokens_of(name: str) -> Tokens:
 def decoded(name: str, parallelism: Parallelism = ONE_RANK) -> Logits:
     with open_session(BY_NAME[name].directory, parallelism=parallelism) as session:
         return session.decode(tokens_of(name))
-
-
-def generate(session: Session, prompt: Tokens, count: int, sampling: Sampling) -> tuple[list[int], list[Logits]]:
-    """The tokens that the engine samples after `prompt`, and the logits of each."""
-    session.start(0, sampling)
-    logits = [session.step(Piece(0, prompt, 0))[0]]
-    tokens = [int(session.sampled[0])]
-    while len(tokens) < count:
-        at = len(prompt) + len(tokens) - 1
-        logits.append(session.step(Piece(0, np.array([-1], np.int32), at), decode=True)[0])
-        tokens.append(int(session.sampled[0]))
-    return tokens, logits
 
 
 @pytest.mark.parametrize(("name", "tp", "ep"), PARAMETERS)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from deploy.cli import services
 from deploy.cli.main import app
-from deploy.models.catalog import CATALOG, DEFAULT_MODEL
+from deploy.models.catalog import CATALOG
 from tests.unit.embedded_model_fixtures import cached_wheel
 
 COMMANDS = ["serve", "router", "worker", "generate", "chat", "key", "model", "plan"]
@@ -70,7 +70,7 @@ def test_an_unknown_model_lists_the_known_ones(command: list[str]) -> None:
     assert code == 2
     assert out == ""
     assert err.splitlines() == [
-        f"error: unknown model 'nothing-like-it': give a checkpoint directory, or one of {DEFAULT_MODEL}"
+        f"error: unknown model 'nothing-like-it': give a checkpoint directory, or one of {', '.join(sorted(CATALOG))}"
     ]
 
 
