@@ -6,11 +6,13 @@ import enum
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from engine_worker.constraints.matcher import RequestConstraint
 from engine_worker.runtime.records import Sampling
 from engine_worker.scheduler.prefix_cache import ROOT, page_digest
+
+if TYPE_CHECKING:  # a library that a bare machine with a GPU may lack
+    from engine_worker.constraints.matcher import RequestConstraint
 
 RequestKey = tuple[int, int]
 
