@@ -1,7 +1,8 @@
 """Which exchange of tokens and experts the worker's plans use: as it is set, or as it is measured before loading.
 
 What is measured is the model's own shape with made-up weights, cut to a few layers, in steps as large as they may be.
-The choice holds for every step, whatever is in it: a row's numbers do not depend on its company.
+The choice holds for every step, whatever is in it: a row's numbers do not depend on its company. Workers of one cluster
+should choose alike, or none can continue another's requests: what differs by no more than noise is no reason to choose.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from engine_worker.runtime.abi import Engine
 log = structlog.get_logger()
 
 _LAYERS_WITH_EXPERTS = 2
-_STEPS = 7
+_STEPS = {"cpu": 7, "cuda": 30}  # a GPU's clock takes some steps to rise
+_GAIN = 0.97  # of replicate's time, that all_to_all has to stay below
 _CONTEXT = 256
 
 
@@ -35,7 +37,7 @@ def choose_exchanges(config: WorkerConfig, table: str) -> Exchanges:
     if "auto" not in wanted.values():
         return Exchanges(**{plan: _set(value) for plan, value in wanted.items()})
     seconds = _measure(config, table)
-    chosen = {plan: _fastest(seconds, plan) if value == "auto" else _set(value) for plan, value in wanted.items()}
+    chosen = {plan: _faster(seconds, plan) if value == "auto" else _set(value) for plan, value in wanted.items()}
     log.info("expert_exchange", **chosen, **{f"{e}_{plan}_ms": 1e3 * s for (e, plan), s in seconds.items()})
     return Exchanges(**chosen)
 
@@ -45,9 +47,11 @@ def _set(value: Literal["replicate", "all_to_all", "auto"]) -> Exchange:
     return value
 
 
-def _fastest(seconds: dict[tuple[Exchange, str], float], plan: str) -> Exchange:
+def _faster(seconds: dict[tuple[Exchange, str], float], plan: str) -> Exchange:
     measured = {exchange: time for (exchange, of), time in seconds.items() if of == plan}
-    return min(measured, key=lambda exchange: measured[exchange], default="replicate")
+    if len(measured) < 2 or measured["all_to_all"] >= _GAIN * measured["replicate"]:
+        return "replicate"
+    return "all_to_all"
 
 
 def _measure(config: WorkerConfig, table: str) -> dict[tuple[Exchange, str], float]:
@@ -71,19 +75,22 @@ def _measure(config: WorkerConfig, table: str) -> dict[tuple[Exchange, str], flo
             try:
                 with Engine.create(replace(options, num_threads=config.threads)) as engine:
                     for plan, shape in shapes.items():
-                        found[exchange, plan] = time_steps(engine, shape, _STEPS).fastest_s
+                        found[exchange, plan] = time_steps(engine, shape, _STEPS[table]).fastest_s
             except UnsupportedError as error:
                 log.info("expert_exchange_not_measured", exchange=exchange, reason=str(error))
     return found
 
 
 def _write_short_config(model: Path, directory: Path, longest: int) -> bool:
-    """The model's, with fewer layers and room for the steps; False if none of its layers has experts."""
+    """The model's, with few layers and room for the steps; False if none of its layers has experts."""
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     first = config.get("first_k_dense_replace", 0)
     if config["num_hidden_layers"] <= first:
         return False
-    config["num_hidden_layers"] = min(config["num_hidden_layers"], first + _LAYERS_WITH_EXPERTS)
+    dense = min(first, 1)
+    config["num_hidden_layers"] = min(config["num_hidden_layers"] - first, _LAYERS_WITH_EXPERTS) + dense
+    if dense:
+        config["first_k_dense_replace"] = dense
     config["max_position_embeddings"] = max(config["max_position_embeddings"], longest)
     (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return True

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from tests.kernels import abi
-from tests.kernels.group import Group, open_group
+from tests.kernels.group import Group, count_gpus, open_group
 from tests.kernels.harness import ABSENT, BF16, F32, FP8, I32, Array, Buffer, Device, Table, assert_bits_equal, tensor
 from tests.kernels.matrices import BoundExperts, Format, random_activations, random_weights
 from tests.kernels.test_moe import Packed, random_ids
 
 Dtype = np.dtype[Any]
-RANKS = [2, 3, 8]
+RANKS = [1, 2, 3, 8]
 ROWS = [0, 1, 2, 7, 64]  # fewer than ranks, one each, and uneven
 
 
@@ -25,10 +25,22 @@ def has_exchange(table: Table) -> None:
         pytest.skip(f"the table {table.name} has no exchange of tokens")
 
 
-@pytest.fixture(params=RANKS)
+@pytest.fixture(params=[*RANKS, "2 GPUs without peer access"], ids=str)
 def group(table: Table, request: pytest.FixtureRequest) -> Iterator[Group]:
-    with open_group(table, request.param, num_threads=2) as opened:
-        yield opened
+    ranks = request.param
+    if isinstance(ranks, int):
+        with open_group(table, ranks, num_threads=2) as opened:
+            yield opened
+        return
+    if table.name != "cuda" or count_gpus() < 2:
+        pytest.skip("needs 2 GPUs")
+    table.library.glm_cuda_pretend_no_peers(1)
+    try:
+        with open_group(table, 2) as opened:
+            assert "NCCL" in opened.devices[0].description
+            yield opened
+    finally:
+        table.library.glm_cuda_pretend_no_peers(0)
 
 
 def own(rows: int, rank: int, num_ranks: int) -> slice:
@@ -109,7 +121,7 @@ def test_products_of_ranks_combine_to_what_one_rank_computes(
     device: Device, group: Group, rng: np.random.Generator, act: Dtype, rows: int, with_base: bool
 ) -> None:
     """moe_down_each on each rank's experts and moe_combine give the bits of moe_down with all of them."""
-    num_ranks, count, top_k = len(group.devices), 2, 3
+    num_ranks, count, top_k = len(group.devices), 3, 3
     experts = [random_weights(rng, Format.F32, 90, 33, gap=1) for _ in range(num_ranks * count)]
     ids = random_ids(rng, rows, num_ranks * count, top_k)
     weights = rng.random((rows, top_k)).astype(np.float32)
@@ -150,3 +162,24 @@ def test_products_of_ranks_combine_to_what_one_rank_computes(
         return target.read()
 
     assert_bits_equal(owned(group.each(run)), whole())
+
+
+def test_an_abort_ends_those_who_wait_and_those_who_come(table: Table) -> None:
+    def run(rank: int, device: Device) -> list[int]:
+        if rank == 0:  # does not come, and says so
+            group.abort()
+            return []
+        x, ids = tensors[rank]
+        return [
+            device.status_of(abi.Op.REDUCE_SCATTER, abi.ReduceScatterArgs(2, x.struct)),
+            device.status_of(abi.Op.ALL_GATHER, abi.AllGatherArgs(2, x.struct)),
+            device.status_of(abi.Op.MOE_DISPATCH, abi.MoeDispatchArgs(2, 1, rank, 1, ids.struct, x.struct, ABSENT)),
+            device.status_of(
+                abi.Op.MOE_COMBINE,
+                abi.MoeCombineArgs(2, 1, 1, ids.struct, x.struct, x.struct, ABSENT, x.struct),
+            ),
+        ]
+
+    with open_group(table, 2) as group:
+        tensors = group.each(lambda _, __: (tensor(np.ones((2, 64), np.float32)), tensor(np.ones((2, 1), np.int32))))
+        assert group.each(run) == [[], [abi.Status.DEVICE_ERROR] * 4]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 
 from tests.kernels import abi
 from tests.kernels.group import Group, count_gpus, open_group
-from tests.kernels.harness import Array, BoundTensor, Device, Table, assert_bits_equal, tensor
+from tests.kernels.harness import ABSENT, Array, BoundTensor, Device, Table, assert_bits_equal, tensor
 
 BY_SIZE, ONE_SHOT, TWO_SHOTS, IN_PLACE = range(4)
 
@@ -75,11 +75,11 @@ def test_gpus_without_peer_access_give_the_same_bits(
                 assert_bits_equal(found, total.astype(act))
 
 
-def record(device: Device, tensors: list[BoundTensor]) -> ctypes.c_void_p:
+def capture(device: Device, calls: Sequence[tuple[abi.Op, ctypes.Structure]]) -> ctypes.c_void_p:
     graph = ctypes.c_void_p()
     assert device.table.kernels.graph_begin(device.handle) == abi.Status.OK
-    for x in tensors:
-        assert device.call(abi.Op.ALL_REDUCE, reduce_args(x)) == abi.Status.OK
+    for op, args in calls:
+        assert device.call(op, args) == abi.Status.OK
     assert device.table.kernels.graph_end(device.handle, ctypes.byref(graph)) == abi.Status.OK
     return graph
 
@@ -89,7 +89,7 @@ def replay(group: Group, path: int, shape: tuple[int, int]) -> list[Array]:
 
     def run(_: int, device: Device) -> Array:
         x = tensor(np.ones(shape, np.float32))
-        graph = record(device, [x, x, x])
+        graph = capture(device, [(abi.Op.ALL_REDUCE, reduce_args(x))] * 3)
         for _ in range(5):
             assert device.table.kernels.graph_launch(device.handle, graph) == abi.Status.OK
         found = x.read()
@@ -106,3 +106,37 @@ def test_graphs_of_sums_are_replayed(cuda: Table, path: int) -> None:
     with open_group(cuda, 2) as group:
         for found in replay(group, path, (3, 640)):
             assert (found == 2.0**15).all()
+
+
+@pytest.mark.parametrize("rows", [1, 6, 131])
+def test_graphs_of_the_exchange_of_tokens_are_replayed(cuda: Table, rows: int) -> None:
+    """By all four operations y becomes the sum of both ranks' x, each time anew."""
+
+    def run(rank: int, device: Device) -> list[Array]:
+        ids = tensor(np.array([[row % 2] for row in range(rows)], np.int32))
+        weights = tensor(np.ones((rows, 1), np.float32))
+        x, y = (tensor(np.zeros((rows, 640), np.float32)) for _ in range(2))
+        combine = abi.MoeCombineArgs(rows, 1, 1, ids.struct, weights.struct, x.struct, ABSENT, y.struct)
+        graph = capture(
+            device,
+            [
+                (abi.Op.REDUCE_SCATTER, abi.ReduceScatterArgs(rows, x.struct)),
+                (abi.Op.MOE_DISPATCH, abi.MoeDispatchArgs(rows, 1, rank, 1, ids.struct, x.struct, ABSENT)),
+                (abi.Op.MOE_COMBINE, combine),
+                (abi.Op.ALL_GATHER, abi.AllGatherArgs(rows, y.struct)),
+            ],
+        )
+        found = []
+        for value in (1, 2, 3):
+            own = np.full((rows, 640), 10 * value + rank, np.float32)
+            kernels = device.table.kernels
+            assert kernels.copy_in(device.handle, x.buffer.pointer, own.ctypes.data, own.nbytes) == abi.Status.OK
+            assert kernels.graph_launch(device.handle, graph) == abi.Status.OK
+            found.append(y.read())
+        device.table.kernels.graph_free(device.handle, graph)
+        return found
+
+    with open_group(cuda, 2) as group:
+        for found in group.each(run):
+            for value, y in zip((1, 2, 3), found, strict=True):
+                assert (y == 20 * value + 1).all()
