@@ -35,7 +35,7 @@ SMOLLM2 = EmbeddedModel(
 # The same model and text, with heads that two or four ranks divide; the model's own are for three or nine.
 SMOLLM2_4KV = replace(SMOLLM2, name="smollm2-135m-glm-4kv", kv_heads=4)
 # Changed whenever the converter writes something else: cached checkpoints of another version are made anew.
-CONVERTER_VERSION = "1"
+CONVERTER_VERSION = "2"
 CATALOG = {model.name: model for model in (SMOLLM2, SMOLLM2_4KV)}
 DEFAULT_MODEL = SMOLLM2.name
 

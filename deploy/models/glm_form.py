@@ -34,7 +34,7 @@ Places = npt.NDArray[np.int64]  # expert id -> replica * SLICES + slice
 class GlmForm:
     """The choices of the conversion that the source model does not make."""
 
-    replicas: int = 4
+    replicas: int = 2
     dense_layers: int = 3
     kv_heads: int | None = None  # with as many query heads to each as before; None: the source's
     routed_scaling_factor: float = 2.5
