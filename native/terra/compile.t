@@ -32,13 +32,14 @@ local function main(object, mixed, decode, rank, num_ranks, build)
   if build ~= "release" and build ~= "debug" then error("'" .. tostring(build) .. "', expected release or debug", 0) end
   local layout = { rank = tonumber(rank), num_ranks = tonumber(num_ranks), debug = build == "debug" }
   local compiler = "terra " .. tostring(terralib.version)
+  local mixed_plan, decode_plan = literal(made(mixed, "mixed", layout)), literal(made(decode, "decode", layout))
   local driver = global(C.glm_driver, `C.glm_driver {
     version = C.GLM_DRIVER_VERSION,
     kernels_version = C.GLM_KERNELS_VERSION,
     compiler = compiler,
     debug = [layout.debug and 1 or 0],
-    mixed = [literal(made(mixed, "mixed", layout))],
-    decode = [literal(made(decode, "decode", layout))],
+    mixed = mixed_plan,
+    decode = decode_plan,
   }, "driver", false, true)
   local terra query(version: uint32): &C.glm_driver
     if version ~= C.GLM_DRIVER_VERSION then return nil end
@@ -47,4 +48,8 @@ local function main(object, mixed, decode, rank, num_ranks, build)
   terralib.saveobj(object, "object", { glm_driver_query = query }, nil, terralib.newtarget(TARGET))
 end
 
-main(...)
+local ok, message = pcall(main, ...)
+if not ok then
+  io.stderr:write(tostring(message), "\n")
+  os.exit(1)
+end

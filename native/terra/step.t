@@ -13,7 +13,22 @@ local OWN_ROWS = {
 }
 local BYTES = { [C.GLM_F32] = 4, [C.GLM_BF16] = 2, [C.GLM_FP8_E4M3] = 1, [C.GLM_I32] = 4 }
 
--- The context: what is bound, then the args of each op; in a debug build a second time, as they were at start.
+-- Runs of consecutive ops of one layer, or of none: lists of places in the plan.
+local function runs_of(plan, first, last)
+  local runs = terralib.newlist()
+  for i = first, last do
+    local run = runs[#runs]
+    if not run or plan.ops[run[1]].layer ~= plan.ops[i].layer then
+      run = terralib.newlist()
+      runs:insert(run)
+    end
+    run:insert(i)
+  end
+  return runs
+end
+
+-- The context: what is bound, then the args of each op, those of a run together; in a debug build a second time, as they
+-- were at start. (One struct of thousands of fields takes Terra minutes.)
 local function context_type(plan, debug)
   local Context = terralib.types.newstruct("Context_" .. plan.name)
   Context.entries:insertall({
@@ -24,10 +39,15 @@ local function context_type(plan, debug)
     { field = "max_rows", type = int32 },
     { field = "max_samples", type = int32 },
   })
-  for i, op in ipairs(plan.ops) do
-    op.place, op.sealed = "op_" .. i, "sealed_" .. i
-    Context.entries:insert({ field = op.place, type = constants.args_type(op.kind) })
-    if debug then Context.entries:insert({ field = op.sealed, type = constants.args_type(op.kind) }) end
+  for number, run in ipairs(runs_of(plan, 1, #plan.ops)) do
+    local Run = terralib.types.newstruct(("Run_%s_%d"):format(plan.name, number))
+    for _, i in ipairs(run) do
+      local op = plan.ops[i]
+      op.run, op.place, op.sealed = "run_" .. number, "op_" .. i, "sealed_" .. i
+      Run.entries:insert({ field = op.place, type = constants.args_type(op.kind) })
+      if debug then Run.entries:insert({ field = op.sealed, type = constants.args_type(op.kind) }) end
+    end
+    Context.entries:insert({ field = "run_" .. number, type = Run })
   end
   return Context
 end
@@ -51,7 +71,7 @@ local function checks(op, i, ctx, rows, fault)
   local list = terralib.newlist()
   -- `rows` comes first in every args struct.
   list:insert(quote
-    if C.memcmp([&uint8](&ctx.[op.place]) + 4, [&uint8](&ctx.[op.sealed]) + 4, [sizeof(Args) - 4]) ~= 0 then
+    if C.memcmp([&uint8](&ctx.[op.run].[op.place]) + 4, [&uint8](&ctx.[op.run].[op.sealed]) + 4, [sizeof(Args) - 4]) ~= 0 then
       [broken("its arguments have changed since start")]
     end
   end)
@@ -59,7 +79,7 @@ local function checks(op, i, ctx, rows, fault)
     local counted = (op.values.rows == "S" or op.kind == "sample" or op.kind == "gather_rows") and "num_samples"
       or "num_rows"
     list:insert(quote
-      if ctx.[op.place].step.[counted] ~= rows then [broken("the step has another number of rows")] end
+      if ctx.[op.run].[op.place].step.[counted] ~= rows then [broken("the step has another number of rows")] end
     end)
   end
   return list
@@ -80,7 +100,7 @@ local function call_own(op, made, ctx, kernels, device, rows, layout)
     var [first] = [int64](rows) * [layout.rank] / [layout.num_ranks]
     var [last] = [int64](rows) * [layout.rank + 1] / [layout.num_ranks]
     var [own]
-    C.memcpy(&own, &ctx.[op.place], sizeof([constants.args_type(op.kind)]))
+    C.memcpy(&own, &ctx.[op.run].[op.place], sizeof([constants.args_type(op.kind)]))
     [moves]
     own.rows = [int32](last - first)
   in
@@ -90,29 +110,29 @@ end
 
 local function call(op, ctx, kernels, device, rows)
   return quote
-    ctx.[op.place].rows = rows
+    ctx.[op.run].[op.place].rows = rows
   in
-    kernels.[op.kind](device, &ctx.[op.place])
+    kernels.[op.kind](device, &ctx.[op.run].[op.place])
   end
 end
 
--- The ops from `first` to `last` of the plan, counted from 1, as a function.
-local function make_layer(plan, first, last, Context, layout)
+-- A run of ops as a function.
+local function make_layer(plan, run, Context, layout)
   local ctx, fault = symbol(&Context), symbol(&C.glm_driver_fault)
   local num_rows, num_samples = symbol(int32), symbol(int32)
   local kernels, device, mark, calls = symbol(&C.glm_kernels), symbol(&C.glm_device), symbol(&C.glm_driver_mark), symbol(uint64)
   local body = terralib.newlist()
-  for i = first, last do
+  for begun, i in ipairs(run) do
     local op = plan.ops[i]
     local sampled = op.values.rows == "S" or op.kind == "sample" or op.kind == "gather_rows"
     local rows = sampled and num_samples or num_rows
     if layout.debug then body:insertall(checks(op, i, ctx, rows, fault)) end
-    local run = op.values.rows == "O" and call_own(op, constants.make(plan, op), ctx, kernels, device, rows, layout)
+    local called = op.values.rows == "O" and call_own(op, constants.make(plan, op), ctx, kernels, device, rows, layout)
       or call(op, ctx, kernels, device, rows)
     body:insert(quote
       mark.op = ctx.ops[ [i - 1] ].id
-      mark.calls = calls + [i - first + 1]
-      var status = run
+      mark.calls = calls + begun
+      var status = called
       if status ~= C.GLM_OK then return status end
     end)
   end
@@ -122,23 +142,9 @@ local function make_layer(plan, first, last, Context, layout)
     [body]
     return C.GLM_OK
   end
-  layer:setname(("%s_layer_%s"):format(plan.name, plan.ops[first].layer or "none"))
+  layer:setname(("%s_layer_%s"):format(plan.name, plan.ops[run[1]].layer or "none"))
   layer:setinlined(false)
   return layer
-end
-
--- Runs of ops of one layer, or of none, from `first` to `last`.
-local function make_layers(plan, first, last, Context, layout)
-  local layers = terralib.newlist()
-  while first <= last do
-    local next = first
-    while next <= last and plan.ops[next].layer == plan.ops[first].layer do
-      next = next + 1
-    end
-    layers:insert(make_layer(plan, first, next - 1, Context, layout))
-    first = next
-  end
-  return layers
 end
 
 local function entry_checks(plan, ctx, num_rows, num_samples, fault)
@@ -165,7 +171,8 @@ local function make_run(plan, first, last, Context, layout)
   local num_rows, num_samples = symbol(int32), symbol(int32)
   local body = terralib.newlist()
   if layout.debug then body:insertall(entry_checks(plan, ctx, num_rows, num_samples, fault)) end
-  for _, layer in ipairs(make_layers(plan, first, last, Context, layout)) do
+  for _, ops in ipairs(runs_of(plan, first, last)) do
+    local layer = make_layer(plan, ops, Context, layout)
     body:insert(quote
       var status = layer(ctx, num_rows, num_samples, fault)
       if status ~= C.GLM_OK then return status end
@@ -179,13 +186,13 @@ local function make_run(plan, first, last, Context, layout)
   return run
 end
 
--- Binds the ops from `first` to `last`.
-local function make_start_layer(plan, first, last, Context, layout)
+-- Binds the ops of a run.
+local function make_start_layer(plan, run, Context, layout)
   local ctx, ops, fault = symbol(&Context), symbol(&C.glm_driver_op), symbol(&C.glm_driver_fault)
   local body = terralib.newlist()
-  for i = first, last do
+  for _, i in ipairs(run) do
     local op = plan.ops[i]
-    body:insert(binding.bind(plan, op, `ctx.[op.place], `ops[ [i - 1] ], function(what)
+    body:insert(binding.bind(plan, op, `ctx.[op.run].[op.place], `ops[ [i - 1] ], function(what)
       return quote
         fault.op, fault.what = [i - 1], what
         return C.GLM_INVALID_ARGUMENT
@@ -193,7 +200,7 @@ local function make_start_layer(plan, first, last, Context, layout)
     end))
     if layout.debug then
       body:insert(quote
-        C.memcpy(&ctx.[op.sealed], &ctx.[op.place], sizeof([constants.args_type(op.kind)]))
+        C.memcpy(&ctx.[op.run].[op.sealed], &ctx.[op.run].[op.place], sizeof([constants.args_type(op.kind)]))
       end)
     end
   end
@@ -205,14 +212,11 @@ local function make_start_layer(plan, first, last, Context, layout)
   return start_layer
 end
 
-local OPS_A_START_FUNCTION = 16
-
 local function make_start(plan, Context, layout)
   local ctx, bound, fault = symbol(&Context), symbol(&C.glm_driver_binding), symbol(&C.glm_driver_fault)
   local body = terralib.newlist()
-  for first = 1, #plan.ops, OPS_A_START_FUNCTION do
-    local last = math.min(#plan.ops, first + OPS_A_START_FUNCTION - 1)
-    local start_layer = make_start_layer(plan, first, last, Context, layout)
+  for _, run in ipairs(runs_of(plan, 1, #plan.ops)) do
+    local start_layer = make_start_layer(plan, run, Context, layout)
     body:insert(quote
       var status = start_layer(ctx, bound.ops, fault)
       if status ~= C.GLM_OK then return status end
