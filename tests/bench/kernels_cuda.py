@@ -138,6 +138,11 @@ class Suite:
         gate_up_us, down_us = self.time(Op.MOE_GATE_UP, ups), self.time(Op.MOE_DOWN, downs)
         self.report(f"experts gate_up {name}", gate_up_us, touched * 2 * one)
         self.report(f"experts down {name}", down_us, touched * one)
+        both = []
+        for first, second in zip(ups, downs, strict=True):
+            both += [partial(self.bench.run, Op.MOE_GATE_UP, first), partial(self.bench.run, Op.MOE_DOWN, second)]
+        pair_us = 2 * self.bench.microseconds(both)
+        self.report(f"experts gate_up, down {name}", pair_us, touched * 3 * one)
         if rows > DECODE_ROWS:
             self.report_flops(f"experts gate_up {name}", gate_up_us, 4 * len(order) * one)
             self.report_flops(f"experts down {name}", down_us, 2 * len(order) * one)
@@ -255,7 +260,7 @@ def cases(suite: Suite) -> list[Callable[[], Any]]:
         *(partial(suite.linear, rows, n, k, fp8) for n, k in shapes for rows in (1, 16, 64)),
         *(partial(suite.linear, rows, 18944, 5120, bf16) for rows in (1, 16, 64)),
         *(partial(suite.linear, 8192, n, k, fp8) for n, k in [(12288, 5120), *shapes[:3]]),
-        *(partial(suite.experts, rows) for rows in (1, 16, 64, 256, 8192)),
+        *(partial(suite.experts, rows) for rows in (1, 4, 8, 16, 64, 256, 8192)),
         *(partial(suite.attention, 64, context, Dtype.BF16) for context in (1024, 4096, 32768)),
         *(partial(suite.attention, seqs, 4096, Dtype.BF16) for seqs in (1, 16)),
         *(partial(suite.attention, seqs, 4096, Dtype.FP8_E4M3) for seqs in (64, 256)),

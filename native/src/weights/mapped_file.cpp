@@ -27,13 +27,16 @@ MappedFile::MappedFile(const std::string& path) : path_(path), file_(open(path.c
     void* data = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file_, 0);
     check(data != MAP_FAILED, "mapped");
     data_ = static_cast<const std::byte*>(data);
-    madvise(data, size_, MADV_WILLNEED);  // a hint: reading works without it
   }
 }
 
 MappedFile::~MappedFile() {
   if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), size_);
   close(file_);
+}
+
+void MappedFile::announce(const std::byte* from, size_t bytes) const {
+  posix_fadvise(file_, from - data_, static_cast<off_t>(bytes), POSIX_FADV_WILLNEED);  // reading works without it
 }
 
 void MappedFile::read(const std::byte* from, size_t bytes, std::byte* out) const {

@@ -17,6 +17,9 @@ class MappedFile {
   const std::byte* data() const { return data_; }
   uint64_t size() const { return size_; }
 
+  // Bytes that lie at `from` in the mapping will be used soon: a disk may begin to read them.
+  void announce(const std::byte* from, size_t bytes) const;
+
   // Copies bytes that lie at `from` in the mapping, read from the file: that costs no page faults.
   void read(const std::byte* from, size_t bytes, std::byte* out) const;
 

@@ -15,8 +15,10 @@
 namespace glm {
 namespace {
 
-constexpr int64_t kChunkBytes = 4 << 20;
+// All threads' buffers stay in the last-level cache: written by a read, checked, and read by the copy to the device.
+constexpr int64_t kChunkBytes = 1 << 20;
 constexpr int64_t kPageBytes = 4096;
+constexpr size_t kChunksAhead = 4;  // of a thread: what a disk is asked for before it is needed
 constexpr auto kReportInterval = std::chrono::milliseconds(250);
 
 struct Chunk {
@@ -69,6 +71,7 @@ class Scan {
   }
 
   void run(int32_t num_threads) {
+    ahead_ = static_cast<size_t>(num_threads) * kChunksAhead;
     std::vector<std::thread> helpers;
     for (int32_t i = 1; i < num_threads; ++i) helpers.emplace_back([this] { work(); });
     work();
@@ -85,6 +88,7 @@ class Scan {
       std::optional<StagedUpload> upload;
       if (!device_.host_memory()) upload.emplace(device_, stream_, largest_);
       for (size_t i = next_++; i < chunks_.size() && !stop_; i = next_++) {
+        if (i + ahead_ < chunks_.size()) announce(chunks_[i + ahead_]);
         const ScanRegion& region = *chunks_[i].region;
         if (region.target == nullptr) {
           check(chunks_[i], region.data + chunks_[i].first_row * region.stride_bytes, region.stride_bytes);
@@ -98,6 +102,12 @@ class Scan {
     } catch (const Failure& failure) {
       note(failure);
     }
+  }
+
+  static void announce(const Chunk& chunk) {
+    const ScanRegion& region = *chunk.region;
+    if (region.file == nullptr || region.row_bytes != region.stride_bytes) return;
+    region.file->announce(region.data + chunk.first_row * region.row_bytes, bytes(chunk));
   }
 
   void send(const Chunk& chunk, StagedUpload& upload) {
@@ -171,6 +181,7 @@ class Scan {
   const ScanProgress& progress_;
   uint64_t total_ = 0;
   uint64_t largest_ = 0;
+  size_t ahead_ = 0;
   std::mutex stream_;
   std::atomic<size_t> next_ = 0;
   std::atomic<bool> stop_ = false;
