@@ -11,11 +11,11 @@ CXX_FORMATTED := $(shell find native kernels tests -name '*.cpp' -o -name '*.h' 
 MODEL := smollm2-135m-glm
 CUDA_TOOLKIT := $(CURDIR)/build/cuda-toolkit/nvidia/cu13
 CUDA_PACKAGES := nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88 \
-  nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85
+  nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85 nvidia-nvtx==13.0.85
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: audit bench-peers fuzz hostile soak build cuda toolchains release run serve test lint format bench bench-serving sanitize proto-baseline clean
+.PHONY: audit bench-peers fuzz hostile soak build cuda futhark toolchains release run serve test lint format bench bench-serving sanitize proto-baseline clean
 
 build/venv.stamp: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("glmserve needs Python 3.11 or newer: make PYTHON=...")'
@@ -40,6 +40,13 @@ cuda: build/cuda-toolkit.stamp
 	  cmake -S kernels/cuda -B build/cuda -G Ninja -DCMAKE_BUILD_TYPE=Release
 	LIBRARY_PATH="$(CUDA_TOOLKIT)/lib:$$LIBRARY_PATH" cmake --build build/cuda
 	cmake --install build/cuda --prefix engine_worker/lib
+
+# The portable kernel table, by Futhark: for the CPU, or FUTHARK_BACKEND=cuda. Futhark is on PATH, or `make toolchains` fetches it.
+FUTHARK_BACKEND ?= multicore
+futhark: build/venv.stamp
+	cmake -S kernels/futhark -B build/futhark-$(FUTHARK_BACKEND) -G Ninja -DGLM_FUTHARK_BACKEND=$(FUTHARK_BACKEND)
+	cmake --build build/futhark-$(FUTHARK_BACKEND)
+	cmake --install build/futhark-$(FUTHARK_BACKEND) --prefix engine_worker/lib
 
 build/cuda-toolkit.stamp: build/venv.stamp
 	command -v nvcc > /dev/null || python -m pip install --quiet --no-deps --target build/cuda-toolkit $(CUDA_PACKAGES)

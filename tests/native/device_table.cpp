@@ -54,6 +54,9 @@ std::string error_text;
 std::atomic<int32_t> graph_launches;
 std::atomic<int32_t> ops_enqueued;
 std::atomic<int32_t> ops_run;
+std::atomic<int32_t> ranges;
+std::atomic<const char*> last_range;
+thread_local const char* open_range;
 std::atomic<int32_t> copies_in;
 std::atomic<int32_t> slow_copies;  // from or to host memory that host_alloc did not give
 std::atomic<int32_t> fail_op_in = -1;
@@ -297,6 +300,20 @@ GLM_EXPORT void glm_device_table_fail(int32_t ops) {
 
 GLM_EXPORT int32_t glm_device_table_graph_launches() {
   return graph_launches;
+}
+GLM_EXPORT void glm_late_range_begin(const char* label) {
+  open_range = label;
+}
+GLM_EXPORT void glm_late_range_end() {
+  ranges += open_range != nullptr;
+  last_range = std::exchange(open_range, nullptr);
+}
+// Ranges of ops that have ended, and the label of the last.
+GLM_EXPORT int32_t glm_device_table_ranges() {
+  return ranges;
+}
+GLM_EXPORT const char* glm_device_table_last_range() {
+  return last_range;
 }
 GLM_EXPORT int32_t glm_device_table_ops_enqueued() {
   return ops_enqueued;

@@ -20,6 +20,7 @@ class DeviceTable:
         cpu = kernel_table_path("cpu")
         if not self._dll.glm_device_table_set_up(str(cpu).encode()):
             raise FileNotFoundError(f"{cpu} cannot be loaded: run `make build`")
+        self._dll.glm_device_table_last_range.restype = ctypes.c_char_p
         self.path = PATH
 
     def reset(self) -> None:
@@ -46,6 +47,17 @@ class DeviceTable:
     @property
     def ops_run(self) -> int:
         return int(self._dll.glm_device_table_ops_run())
+
+    @property
+    def ranges(self) -> int:
+        """Ranges of ops that have ended."""
+        return int(self._dll.glm_device_table_ranges())
+
+    @property
+    def last_range(self) -> str:
+        """The label of the last range, while its engine lives."""
+        label: bytes = self._dll.glm_device_table_last_range()
+        return label.decode()
 
     @property
     def copies_in(self) -> int:

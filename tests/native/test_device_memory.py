@@ -91,6 +91,15 @@ def test_logits_are_those_in_host_memory(device: DeviceTable, case: Case) -> Non
         np.testing.assert_array_equal(ours, theirs)
 
 
+def test_a_profiler_sees_each_op_by_its_label(engine: Engine, device: DeviceTable) -> None:
+    bind(engine, 0)
+    enqueued, ranges = device.ops_enqueued, device.ranges
+    step(engine, batch((0, 0, [1]), updates=[(0, 0, 0)]))
+    assert device.ops_enqueued > enqueued
+    assert device.ranges - ranges == device.ops_enqueued - enqueued
+    assert device.last_range == "head.sample"
+
+
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 5, 8, 9, 16, 17, SLOTS])
 def test_every_bucket_gives_each_row_its_own_numbers(engine: Engine, device: DeviceTable, num_rows: int) -> None:
     """Each slot echoes its own codeword, padding notwithstanding; then once more on the tokens just sampled."""

@@ -162,7 +162,7 @@ void Engine::wait_ready() {
 void Engine::bind_plans() {
   executors_.clear();
   for (const Plan* plan : {&mixed_, &decode_})
-    executors_.emplace_back(*device_, bind_plan(*plan, resources_), mark_, place_);
+    executors_.emplace_back(*device_, bind_plan(*plan, resources_), mark_, place_, table_->range_calls());
 }
 
 void Engine::record_decode() {

@@ -36,8 +36,8 @@ bool is_exchange(const BoundOp& op) {
   return is_exchange(static_cast<glm_op>(op.args.index())) || op.args.index() == GLM_OP_SAMPLE;
 }
 
-Executor::Executor(const Device& device, std::vector<BoundOp> ops, OpMark& mark, RankPlace place)
-    : device_(&device), ops_(std::move(ops)), mark_(&mark), place_(place) {
+Executor::Executor(const Device& device, std::vector<BoundOp> ops, OpMark& mark, RankPlace place, RangeCalls ranges)
+    : device_(&device), ops_(std::move(ops)), mark_(&mark), place_(place), ranges_(ranges) {
   const auto is_sample = [](const BoundOp& op) { return op.args.index() == GLM_OP_SAMPLE; };
   sample_ = static_cast<size_t>(std::ranges::find_if(ops_, is_sample) - ops_.begin());
   for (const bool samples : {false, true}) num_exchanges_[samples ? 1 : 0] = exchanges(samples).size();
@@ -99,6 +99,7 @@ glm_status Executor::call_own(Args args, int32_t num_rows) {
 inline void Executor::run_op(BoundOp& op, int32_t num_rows, int32_t num_samples) {
   mark_->op.store(&op, std::memory_order_relaxed);
   mark_->calls.store(mark_->calls.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  const OpRange range(ranges_, op.label);
   const auto call = [&]<class Args>(Args& args) {
     if constexpr (TakesOwnRows<Args>) {
       if (op.rows == OpRows::kOwn) return call_own(args, num_rows);

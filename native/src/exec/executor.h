@@ -9,6 +9,7 @@
 
 #include "exec/binder.h"
 #include "exec/driver.h"
+#include "exec/op_range.h"
 #include "exec/own_rows.h"
 #include "memory/device.h"
 
@@ -33,7 +34,7 @@ bool is_exchange(const BoundOp& op);
 class Executor {
  public:
   // One of `ops` is `sample`.
-  Executor(const Device& device, std::vector<BoundOp> ops, OpMark& mark, RankPlace place);
+  Executor(const Device& device, std::vector<BoundOp> ops, OpMark& mark, RankPlace place, RangeCalls ranges);
 
   // From now on the driver's code runs instead of the list: all but `run`. Throws GLM_UNSUPPORTED if it is not of this
   // plan.
@@ -65,6 +66,7 @@ class Executor {
   size_t num_exchanges_[2];  // of a step that does not sample, and one that does
   OpMark* mark_;
   RankPlace place_;
+  RangeCalls ranges_;
   std::unique_ptr<BoundDriver> driver_;  // NULL: the list itself runs
 };
 

@@ -52,6 +52,13 @@ void KernelTable::open_device(const glm_device_options& options) {
   device_ = {device, Close{kernels_}};
 }
 
+RangeCalls KernelTable::range_calls() const {
+  const std::string prefix = text("glm_", kernels_->name, "_range_");
+  const RangeCalls calls{reinterpret_cast<void (*)(const char*)>(symbol(prefix + "begin")),
+                         reinterpret_cast<void (*)()>(symbol(prefix + "end"))};
+  return calls.begin != nullptr && calls.end != nullptr ? calls : RangeCalls{};
+}
+
 void* KernelTable::symbol(const std::string& name) const {
   return dlsym(object_.get(), name.c_str());
 }

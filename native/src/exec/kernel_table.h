@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "exec/op_range.h"
 #include "glm/kernels.h"
 #include "plan/plan.h"
 
@@ -20,6 +21,8 @@ class KernelTable {
 
   // What the object exports besides; NULL: nothing of that name.
   void* symbol(const std::string& name) const;
+  // glm_NAME_range_begin and glm_NAME_range_end, where the object exports both.
+  RangeCalls range_calls() const;
 
   const glm_kernels& kernels() const { return *kernels_; }
   glm_device* device() const { return device_.get(); }
