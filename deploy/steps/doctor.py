@@ -40,7 +40,7 @@ def examine(gpu: int = 0) -> list[Finding]:
         _shared_object("CUDA driver", "libcuda.so.1", "install the GPU's driver, 580 or newer"),
         _shared_object("NCCL", "libnccl.so.2", "several GPUs need it: install libnccl2, or nvidia-nccl-cu13 with pip"),
         _tool("nvcc", "`make cuda` uses NVIDIA's packages instead"),
-        _tool("terra", "`make toolchains`, or set GLM_TOOLCHAINS"),
+        _terra(),
         _tool("futhark", "`make toolchains`, or set GLM_TOOLCHAINS"),
         _model(),
     ]
@@ -98,6 +98,17 @@ def _shared_object(part: str, name: str, remedy: str) -> Finding:
 def _tool(name: str, remedy: str) -> Finding:
     path = shutil.which(name, path=os.pathsep.join((str(TOOLCHAINS / "bin"), os.environ.get("PATH", ""))))
     return Finding(name, path, "" if path else remedy)
+
+
+def _terra() -> Finding:
+    from engine_worker.driver.toolchain import LINKER_REMEDY, TERRA_REMEDY, find_linker, find_terra  # noqa: PLC0415
+
+    path = find_terra()
+    if path is None:
+        return Finding("terra", None, f"executor terra needs it: {TERRA_REMEDY}")
+    if find_linker() is None:
+        return Finding("terra", None, f"{path} needs a C compiler to link with: {LINKER_REMEDY}")
+    return Finding("terra", str(path))
 
 
 def _model() -> Finding:
