@@ -51,16 +51,12 @@ def test_what_is_missing_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(toolchain, "TOOLCHAINS", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    with pytest.raises(
-        UnsupportedError, match="no terra in .* or on PATH: `make toolchains`, or set"
-    ):
+    with pytest.raises(UnsupportedError, match="no terra in .* or on PATH: `make toolchains`, or set"):
         with_executor(RANKS, "terra")
     (found,) = (finding for finding in examine() if finding.part == "terra")
     assert found.found is None and "make toolchains" in found.remedy and not found.required
     script(tmp_path / "bin" / "terra", "#!/bin/sh\n")
-    with pytest.raises(
-        UnsupportedError, match="no C compiler .*: install gcc or clang, or set CC"
-    ):
+    with pytest.raises(UnsupportedError, match="no C compiler .*: install gcc or clang, or set CC"):
         find_toolchain()
     (found,) = (finding for finding in examine() if finding.part == "terra")
     assert found.found is None and "install gcc or clang" in found.remedy
