@@ -1,4 +1,4 @@
-"""Compiles the plans of ranks to drivers, and keeps them: a plan is compiled once."""
+"""Compiles the plans of ranks to drivers, and keeps them: a plan is compiled once. Needs nothing but Python."""
 
 from __future__ import annotations
 
@@ -12,14 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-import structlog
-
 from engine_worker.driver.toolchain import Toolchain, find_toolchain
 from engine_worker.errors import UnsupportedError
 from engine_worker.runtime.records import RankOptions
 from glmserve.service.cache import cache_root
-
-log = structlog.get_logger()
 
 ExecutorSetting = Literal["native", "terra", "terra-debug"]
 
@@ -70,12 +66,10 @@ def driver_of(source: Source, toolchain: Toolchain) -> Path:
     driver = directory / f"{_key(source, toolchain)}.so"
     if driver.exists():
         return driver
-    log.info("compiling_driver", rank=source.rank, build=source.build, terra=toolchain.terra_version)
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".compiling-", dir=directory) as name:
         made = compile_driver(source, toolchain, Path(name))
         made.replace(driver)  # whoever is first or last, it is the same
-    log.info("compiled_driver", rank=source.rank, path=str(driver))
     return driver
 
 
