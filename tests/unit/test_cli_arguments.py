@@ -53,6 +53,9 @@ def run(*args: str) -> tuple[int, str, str]:
         (["plan", "dump", "--tp", "0"], "--tp"),
         (["plan", "dump", "--tp", "2", "--rank", "2"], "--rank"),
         (["generate", "--prompt", "a", "--target", "host:1", "--tp", "2"], "--tp"),
+        (["generate", "--prompt", "a", "--target", "host:1", "--executor", "terra"], "--executor"),
+        (["generate", "--prompt", "a", "--executor", "lua"], "--executor"),
+        (["plan", "profile", "--executor", "lua"], "--executor"),
     ],
 )
 def test_a_wrong_argument_is_named_and_exits_with_2(args: list[str], named: str) -> None:
