@@ -43,7 +43,7 @@ def moe_group [t] [si] [tl] [c1] [n] [cl]
   let asked =
     tabulate (tl * top_k) (\a -> if row_slots[a / top_k] == spare_slot then -1 else expert a)
   let order = scatter order (flatten places) (map i32.i64 (iota (chunks * chunk_size)))
-  in ( offsets with [0:c1] = tabulate c1 start
+  in ( scatter offsets (iota c1) (tabulate c1 start)
      , order
      , reduce_by_index loads (+) 0 asked (replicate (tl * top_k) 1)
      )

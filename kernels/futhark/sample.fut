@@ -90,7 +90,7 @@ def sample [slots] [words] [t] [s] [m] [mw] [sl] [vocab] [top]
   in ( logits
      , scatter last_token slot_changed token
      , scatter_2d counts (zip slot_changed (map i64.i32 token)) new_counts
-     , out_token_ids with [0:s] = token
+     , scatter out_token_ids (iota s) token
      , out_logprobs
      , scatter_2d out_top_ids places (tabulate (s * most) top_id)
      , scatter_2d out_top_logprobs places (tabulate (s * most) top_logprob)
