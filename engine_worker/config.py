@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from engine_worker.device import DeviceSetting
+from engine_worker.device import DeviceSetting, KernelsSetting
 from engine_worker.driver.compile import ExecutorSetting
 from engine_worker.errors import ConfigError
 from engine_worker.memory import available_memory_bytes
@@ -48,6 +48,9 @@ class WorkerConfig(ListenSettings, TelemetrySettings):
     log_level: LogLevel = Field("info", description="debug, info, warning or error.")
     device: DeviceSetting = Field("auto", description="cpu, cuda, or auto: cuda if a GPU answers.")
     gpu: int = Field(0, ge=0, description="Index of the GPU, with cuda.")
+    kernels: KernelsSetting = Field(
+        "native", description="native: the tables in C++ and CUDA; futhark: the portable one (`make futhark`)."
+    )
     executor: ExecutorSetting = Field(
         "native",
         description="native: walks the plan; terra: the plan compiled (needs Terra); terra-debug: with checks.",

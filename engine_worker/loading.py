@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from engine_worker.config import Sizes, WorkerConfig, plan_sizes
-from engine_worker.device import choose_device
+from engine_worker.device import choose_device, on_gpu
 from engine_worker.driver.compile import with_executor
 from engine_worker.exchange_choice import choose_exchanges
 from engine_worker.models import Model, RankPlans, build_model
@@ -40,7 +40,7 @@ def load(config: WorkerConfig, progress: Progress) -> Loaded:
 
     Raises WorkerError: settings, checkpoint, build or machine do not allow it.
     """
-    device = choose_device(config.device, config.gpu)
+    device = choose_device(config.device, config.gpu, config.kernels)
     log.info("device", kernels=device.table, reason=device.reason)
     seed = config.synthetic_seed if config.weights == "synthetic" else None
     exchanges = choose_exchanges(config, device.table)
@@ -49,7 +49,7 @@ def load(config: WorkerConfig, progress: Progress) -> Loaded:
         config,
         model.config.max_position_embeddings,
         shared_kv(model, device.table),
-        device_memory=device.table == "cuda",
+        device_memory=on_gpu(device.table),
     )
     log.info(
         "loading",
@@ -81,7 +81,7 @@ def engine_options(
     """Raises UnsupportedError if the executor cannot be had."""
     return EngineOptions(
         kernels_path=kernel_table_path(table),
-        ranks=with_executor(rank_options(model, config.gpu if table == "cuda" else None), config.executor),
+        ranks=with_executor(rank_options(model, config.gpu if on_gpu(table) else None), config.executor),
         tensors=model.tensors,
         max_rows=config.step_tokens,
         max_samples=config.max_running,
@@ -97,7 +97,7 @@ def engine_options(
 def shared_kv(model: Model, table: str) -> KvCache:
     """The KV cache of all ranks whose pages share a memory: a GPU has one rank, the host has all."""
     kv = model.mixed.kv
-    return kv if table == "cuda" else replace(kv, kv_heads=sum(rank.mixed.kv.kv_heads for rank in model.ranks))
+    return kv if on_gpu(table) else replace(kv, kv_heads=sum(rank.mixed.kv.kv_heads for rank in model.ranks))
 
 
 def _log_memory(config: WorkerConfig, rank: RankPlans, sizes: Sizes) -> None:

@@ -8,6 +8,7 @@ from deploy.cli.options import (
     ApiKeyOption,
     EpOption,
     ExecutorOption,
+    KernelsOption,
     MaxTokensOption,
     SeedOption,
     ServedModelOption,
@@ -33,6 +34,7 @@ def generate(
     tp: TpOption = None,
     ep: EpOption = None,
     executor: ExecutorOption = None,
+    kernels: KernelsOption = None,
     max_tokens: MaxTokensOption = 128,
     temperature: TemperatureOption = 0.0,
     seed: SeedOption = None,
@@ -57,9 +59,9 @@ def generate(
         raise typer.BadParameter("shown only with --json", param_hint="--logprobs")
     for flag, text in (("--prompt", prompt or ""), *(("--stop", text) for text in stop or [])):
         check_utf8(flag, text)
-    if target is not None and (tp or ep or executor):
+    if target is not None and (tp or ep or executor or kernels):
         raise typer.BadParameter(
-            "of a worker that is started here, not of --target", param_hint="--tp / --ep / --executor"
+            "of a worker that is started here, not of --target", param_hint="--tp / --ep / --executor / --kernels"
         )
     ids = None if prompt_ids is None else parse_ids("--prompt-ids", prompt_ids)
 
@@ -80,4 +82,4 @@ def generate(
     elif prompt is not None:
         request.prompt = prompt
     access = Access(tls_ca, tls_cert, tls_key, api_key)
-    run(request, model, target, access, as_json=as_json, worker_args=rank_args(tp, ep, executor))
+    run(request, model, target, access, as_json=as_json, worker_args=rank_args(tp, ep, executor, kernels))

@@ -42,6 +42,19 @@ ExecutorOption = Annotated[
     Executor | None,
     typer.Option(help="Of the started worker: native walks the plan, terra compiles it, terra-debug adds checks."),
 ]
+
+
+class Kernels(StrEnum):
+    """Whose kernels: see kernels/futhark/README.md."""
+
+    NATIVE = "native"
+    FUTHARK = "futhark"
+
+
+KernelsOption = Annotated[
+    Kernels | None,
+    typer.Option(help="Of the started worker: native in C++ and CUDA, futhark the portable table."),
+]
 TlsCaOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Speak TLS with --target, and trust these CA certificates (PEM).")
 ]
@@ -69,9 +82,11 @@ def check_utf8(flag: str, text: str) -> None:
         raise typer.BadParameter(f"not valid UTF-8 at character {error.start}", param_hint=flag) from None
 
 
-def rank_args(tp: int | None, ep: int | None, executor: Executor | None = None) -> list[str]:
+def rank_args(
+    tp: int | None, ep: int | None, executor: Executor | None = None, kernels: Kernels | None = None
+) -> list[str]:
     """The worker's flags for a layout, and for what runs its steps."""
-    flags = (("--tp", tp), ("--ep", ep), ("--executor", executor))
+    flags = (("--tp", tp), ("--ep", ep), ("--executor", executor), ("--kernels", kernels))
     return [arg for flag, value in flags if value is not None for arg in (flag, str(value))]
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 class Kernels(StrEnum):
     CPU = "cpu"
     CUDA = "cuda"
+    FUTHARK = "futhark"
+    FUTHARK_CUDA = "futhark_cuda"
 
 
 def parity(
@@ -35,12 +37,13 @@ def parity(
 
     After each op the tested table goes on with the other's results, so that each op is judged by itself.
     """
+    from engine_worker.device import on_gpu  # noqa: PLC0415
     from engine_worker.models import build_model  # noqa: PLC0415
     from engine_worker.parity.run import Table, random_prompts, run_parity, worst_of_each_kind  # noqa: PLC0415
     from engine_worker.runtime.abi import kernel_table_path  # noqa: PLC0415
 
     def table(name: Kernels) -> Table:
-        return Table(kernel_table_path(name.value), gpu if name is Kernels.CUDA else 0)
+        return Table(kernel_table_path(name.value), gpu if on_gpu(name.value) else 0)
 
     directory = model_directory(model)
     with worker_errors():

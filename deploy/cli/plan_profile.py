@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deploy.cli.console import model_directory, worker_errors
-from deploy.cli.options import Executor, ModelOption
+from deploy.cli.options import Executor, Kernels, ModelOption
 from deploy.cli.plan import GpuOption, KvDtype, KvDtypeOption, Weights, WeightsOption, aligned
 from deploy.models.catalog import DEFAULT_MODEL
 
@@ -30,6 +30,7 @@ def profile(
     kv_dtype: KvDtypeOption = KvDtype.AUTO,
     device: Annotated[Device, typer.Option(help="auto: a GPU if one answers.")] = Device.AUTO,
     gpu: GpuOption = 0,
+    kernels: Annotated[Kernels, typer.Option(help="futhark: the portable table.")] = Kernels.NATIVE,
     executor: Annotated[Executor, typer.Option(help="Of whole steps; ops one by one are native's.")] = Executor.NATIVE,
     threads: Annotated[int, typer.Option(min=0, metavar="N", help="Of the CPU kernels; 0: one for each core.")] = 0,
     batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences in the step.")] = 1,
@@ -51,7 +52,7 @@ def profile(
     """
     if prefill is not None and prefill > context:
         raise typer.BadParameter(f"at most --context, which is {context}", param_hint="--prefill")
-    from engine_worker.device import choose_device  # noqa: PLC0415
+    from engine_worker.device import choose_device, on_gpu  # noqa: PLC0415
     from engine_worker.models import Parallelism, build_model  # noqa: PLC0415
     from engine_worker.profile.report import profile_step  # noqa: PLC0415
     from engine_worker.profile.shape import StepShape  # noqa: PLC0415
@@ -60,14 +61,14 @@ def profile(
     shape = StepShape(batch, context, prefill or 1, decode=prefill is None)
     slice_of = Parallelism(tp=tp, rank_slice=0 if tp > 1 else None)
     with worker_errors():
-        table = choose_device(device.value, gpu).table
+        table = choose_device(device.value, gpu, kernels.value).table
         built = build_model(directory, kv_dtype.value, slice_of, weights.seed)
         found = profile_step(
             built,
             shape,
             table,
             executor=executor.value,
-            device_ordinal=gpu if table == "cuda" else 0,
+            device_ordinal=gpu if on_gpu(table) else 0,
             num_threads=threads,
             flops_per_s=None if gflops is None else gflops * 1e9,
             every_label=every_label,

@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from deploy.cli.console import messages, model_directory
-from deploy.cli.options import EpOption, ExecutorOption, ModelOption, TpOption, rank_args
+from deploy.cli.options import EpOption, ExecutorOption, KernelsOption, ModelOption, TpOption, rank_args
 from deploy.models.catalog import DEFAULT_MODEL
 
 # The services have settings of their own, with their own --help.
@@ -33,6 +33,7 @@ def serve(
     tp: TpOption = None,
     ep: EpOption = None,
     executor: ExecutorOption = None,
+    kernels: KernelsOption = None,
     worker_config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The workers' settings (see `glm worker --help`).")
     ] = None,
@@ -49,7 +50,10 @@ def serve(
         model=model_directory(model),
         listen=listen,
         workers=workers,
-        worker_args=[*rank_args(tp, ep, executor), *(["--config", str(worker_config)] if worker_config else [])],
+        worker_args=[
+            *rank_args(tp, ep, executor, kernels),
+            *(["--config", str(worker_config)] if worker_config else []),
+        ],
         router_args=[
             *(["--http-listen", http_listen] if http_listen else []),
             *(["--config", str(router_config)] if router_config else []),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from engine_worker.device import on_gpu
 from engine_worker.models import Model
 from engine_worker.plan.record import Plan
 from engine_worker.runtime.abi import Engine, kernel_table_path
@@ -51,7 +52,7 @@ def options_for(
     batch = max(shape.batch for shape in shapes)
     return EngineOptions(
         kernels_path=kernel_table_path(table),
-        ranks=rank_options(model, device_ordinal if table == "cuda" else None),
+        ranks=rank_options(model, device_ordinal if on_gpu(table) else None),
         tensors=model.tensors,
         max_rows=max(shape.rows for shape in shapes),
         max_samples=batch,

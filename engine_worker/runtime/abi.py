@@ -46,7 +46,7 @@ _ERRORS: dict[int, type[errors.WorkerError]] = {
 
 
 def kernel_table_path(name: str) -> Path:
-    """The shared object of the built-in kernel table `name` ("cpu", "cuda")."""
+    """The shared object of the built-in kernel table `name` ("cpu", "cuda", "futhark", ...)."""
     return LIBRARY_DIR / f"libglm_kernels_{name}.so"
 
 

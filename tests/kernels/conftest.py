@@ -9,15 +9,21 @@ from tests.kernels.device_memory import HostMemory
 from tests.kernels.harness import BF16, F32, Device, Table, use_memory
 from tests.kernels.isa import TABLE_VARIANTS, load_variant
 
-VARIANTS = [pytest.param(name, marks=[pytest.mark.gpu] if name == "cuda" else []) for name in TABLE_VARIANTS]
+NEEDS = {
+    "cuda": "a GPU and `make cuda`",
+    "futhark": "`make futhark`",
+    "futhark_cuda": "a GPU and `make futhark FUTHARK_BACKEND=cuda`",
+}
+VARIANTS = [pytest.param(name, marks=[pytest.mark.gpu] if name.endswith("cuda") else []) for name in TABLE_VARIANTS]
 
 
 @pytest.fixture(scope="session", params=VARIANTS)
 def table(request: pytest.FixtureRequest) -> Table:
     loaded = load_variant(request.param)
     if loaded is None:
-        needs = "a GPU and `make cuda`" if request.param == "cuda" else "the instruction set"
-        pytest.skip(f"this machine cannot run {request.param}: it needs {needs}")
+        pytest.skip(
+            f"this machine cannot run {request.param}: it needs {NEEDS.get(request.param, 'the instruction set')}"
+        )
     return loaded
 
 

@@ -1,4 +1,4 @@
-"""Where a table's memory is: on the host, or on a GPU that the table's library reaches."""
+"""Where a table's memory is: on the host, or on a GPU that the table reaches."""
 
 import ctypes
 from collections import defaultdict
@@ -40,19 +40,17 @@ class HostMemory:
         pass
 
 
-class CudaMemory:
-    """Blocks of GPU memory, kept for reuse by size: allocating on a GPU waits for it."""
+class DeviceMemory:
+    """Blocks of the memory of a table's device, kept for reuse by size: allocating on a GPU waits for it."""
 
-    def __init__(self, library: ctypes.CDLL, device: ctypes.c_void_p) -> None:
-        self._library, self._device = library, device
+    def __init__(self, kernels: abi.Kernels, device: ctypes.c_void_p) -> None:
+        self._kernels, self._device = kernels, device
         self._free: defaultdict[int, list[int]] = defaultdict(list)
 
     def _call(self, name: str, *arguments: Any) -> None:
-        status = getattr(self._library, name)(self._device, *arguments)
+        status = getattr(self._kernels, name)(self._device, *arguments)
         if status != abi.Status.OK:
-            last_error = self._library.glm_cuda_last_error
-            last_error.restype = ctypes.c_char_p
-            raise RuntimeError(f"{name}: {last_error(self._device).decode()}")
+            raise RuntimeError(f"{name}: {self._kernels.last_error(self._device).decode()}")
 
     @staticmethod
     def _block_size(size: int) -> int:
@@ -65,21 +63,21 @@ class CudaMemory:
         else:
             block = ctypes.c_void_p()
             size = ctypes.c_size_t(self._block_size(image.size))
-            self._call("glm_cuda_memory_alloc", size, ctypes.byref(block))
+            self._call("memory_alloc", size, ctypes.byref(block))
             assert block.value is not None
             address = block.value
         source, size = ctypes.c_void_p(image.ctypes.data), ctypes.c_size_t(image.size)
-        self._call("glm_cuda_copy_in", ctypes.c_void_p(address), source, size)
+        self._call("copy_in", ctypes.c_void_p(address), source, size)
         self.wait()
         return address
 
     def fetch(self, address: int, image: Bytes) -> None:
         to, size = ctypes.c_void_p(image.ctypes.data), ctypes.c_size_t(image.size)
-        self._call("glm_cuda_copy_out", to, ctypes.c_void_p(address), size)
+        self._call("copy_out", to, ctypes.c_void_p(address), size)
         self.wait()
 
     def release(self, address: int, size: int) -> None:
         self._free[self._block_size(size)].append(address)
 
     def wait(self) -> None:
-        self._call("glm_cuda_synchronize")
+        self._call("synchronize")

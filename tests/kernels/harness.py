@@ -15,9 +15,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from tests.kernels import abi
-from tests.kernels.device_memory import CudaMemory, HostMemory, Memory
+from tests.kernels.device_memory import DeviceMemory, HostMemory, Memory
 
 Array = npt.NDArray[Any]
 F32Array = npt.NDArray[np.float32]
@@ -46,6 +47,8 @@ FORMATS = {F32: abi.WeightFormat.F32, BF16: abi.WeightFormat.BF16, F16: abi.Weig
 TABLES = {
     "cpu": ("GLM_KERNELS_CPU", ROOT / "engine_worker" / "lib" / "libglm_kernels_cpu.so"),
     "cuda": ("GLM_KERNELS_CUDA", ROOT / "engine_worker" / "lib" / "libglm_kernels_cuda.so"),
+    "futhark": ("GLM_KERNELS_FUTHARK", ROOT / "engine_worker" / "lib" / "libglm_kernels_futhark.so"),
+    "futhark_cuda": ("GLM_KERNELS_FUTHARK_CUDA", ROOT / "engine_worker" / "lib" / "libglm_kernels_futhark_cuda.so"),
 }
 
 _GUARD = 64
@@ -162,7 +165,7 @@ class Device:
         if status != abi.Status.OK:
             raise RuntimeError(f"{table.name}: {abi.Status(status).name}: {error.value.decode()}")
         # Where this device's buffers must lie.
-        self.memory: Memory = CudaMemory(table.library, self._handle) if table.name == "cuda" else HostMemory()
+        self.memory: Memory = HostMemory() if table.on_host else DeviceMemory(table.kernels, self._handle)
 
     def close(self) -> None:
         self.table.kernels.device_close(self._handle)
@@ -183,9 +186,14 @@ class Device:
         workspace = Buffer(poison((size,), np.uint8))
         self.table.kernels.set_workspace(self._handle, workspace.pointer, size)
         status = self.call(op, args)
-        assert status == abi.Status.OK, f"{op.name} returned {abi.Status(status).name}"
+        assert status == abi.Status.OK, f"{op.name} returned {abi.Status(status).name}: {self.last_error}"
         self.memory.wait()
         workspace.read()
+
+    @property
+    def last_error(self) -> str:
+        text: bytes = self.table.kernels.last_error(self._handle)
+        return text.decode()
 
     def status_of(self, op: abi.Op, args: ctypes.Structure) -> int:
         """Of the call, or, if that is fine, of what it left to run."""
@@ -196,6 +204,8 @@ class Device:
     def call(self, op: abi.Op, args: ctypes.Structure) -> int:
         """The status of the operation, with the workspace that the device has."""
         status: int = getattr(self.table.kernels, op.name.lower())(self._handle, ctypes.byref(args))
+        if status == abi.Status.UNSUPPORTED and self.table.name.startswith("futhark"):
+            pytest.skip(self.last_error)
         return status
 
 
@@ -204,6 +214,10 @@ class Table:
     name: str
     kernels: abi.Kernels
     library: ctypes.CDLL
+
+    @property
+    def on_host(self) -> bool:
+        return bool(self.kernels.flags & abi.HOST_MEMORY)
 
     def open(self, num_threads: int = 2, ordinal: int = 0) -> Device:
         return Device(self, num_threads, ordinal)

@@ -25,9 +25,9 @@ def restore_widest(library: ctypes.CDLL) -> None:
 
 
 def load_variant(name: str) -> Table | None:
-    """A member of TABLE_VARIANTS, or None if this machine lacks the instruction set, or a GPU and `make cuda`."""
+    """A member of TABLE_VARIANTS, or None if this machine lacks the instruction set, the GPU or the built table."""
     table, _, isa = name.partition("-")
-    if table == "cuda" and not (CUDA_DEVICE.exists() and table_path(table).exists()):
+    if (table.endswith("cuda") and not CUDA_DEVICE.exists()) or (table != "cpu" and not table_path(table).exists()):
         return None
     loaded = load_table(table)
     if not isa:

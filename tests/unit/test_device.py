@@ -58,6 +58,19 @@ def test_a_gpu_that_does_not_answer(prober: type[Prober], monkeypatch: pytest.Mo
         choose_device("cuda", 0)
 
 
+def test_futhark_has_a_table_of_each_device(prober: type[Prober], table: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"libglm_kernels_futhark.so is missing: build it with `make futhark`"):
+        choose_device("cpu", 0, "futhark")
+    with pytest.raises(UnsupportedError, match=r"futhark_cuda.so is missing: build it with `make futhark FUTHARK_BACK"):
+        choose_device("cuda", 0, "futhark")
+    table.with_name("libglm_kernels_futhark.so").touch()
+    assert choose_device("cpu", 0, "futhark").table == "futhark"
+    assert choose_device("auto", 0, "futhark").table == "futhark"
+    table.with_name("libglm_kernels_futhark_cuda.so").touch()
+    assert choose_device("auto", 1, "futhark") == ("futhark_cuda", "GPU 1 answers")
+    assert [(path.name, gpu) for path, gpu in prober.asked] == [("libglm_kernels_futhark_cuda.so", 1)]
+
+
 @pytest.mark.usefixtures("prober")
 def test_a_missing_table(table: Path) -> None:
     table.unlink()
