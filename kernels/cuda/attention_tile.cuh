@@ -1,4 +1,4 @@
-/* Keys and values in shared memory: tiles of 64 tokens, copied from their pages some tiles ahead. */
+/* Keys and values in shared memory: halves of a tile, the keys or the values of 64 tokens, copied from their pages some halves ahead. */
 #ifndef GLM_CUDA_ATTENTION_TILE_CUH
 #define GLM_CUDA_ATTENTION_TILE_CUH
 
@@ -10,16 +10,18 @@ namespace glm::cuda {
 constexpr int kAttentionThreads = 128;
 constexpr int kPagesPerTile = kTileKeys / GLM_PAGE_SIZE;
 
-/* Tiles on their way and in use; two blocks of a multiprocessor fit. */
-constexpr int kKvStages = 3;
+/* Halves on their way and in use; four blocks of a multiprocessor fit. */
+template <typename Kv>
+constexpr int kSlots = sizeof(Kv) == 1 ? 5 : 3;
+constexpr int kBlocksPerSm = 4;
 
 /* Rows padded by 16 bytes: eight rows of an 8x8 matrix fall into 32 banks. */
-template <typename T, int kDim>
-struct KvTile {
-  static constexpr int kPitch = kDim + 16 / sizeof(T);
-  T k[kTileKeys * kPitch];
-  T v[kTileKeys * kPitch];
-};
+template <typename Kv, int kDim>
+constexpr int kPitch = kDim + 16 / sizeof(Kv);
+
+/* K, V, K, V ... of one tile after another, each in the slot of its number modulo kSlots. */
+template <typename Kv, int kDim>
+using Slots = Kv[kSlots<Kv>][kTileKeys * kPitch<Kv, kDim>];
 
 /* Keys [first, last) of one row's sequence; `last` is the row's causal limit or the end of a split. */
 struct KeyRange {
@@ -27,79 +29,113 @@ struct KeyRange {
   int last;
 };
 
-struct PageIds {
-  int32_t ids[kPagesPerTile];
-};
-
 /* Where a block's keys come from. */
+template <typename Kv>
 struct KvSource {
-  const uint8_t* k;
-  const uint8_t* v;
+  const Kv* k;
+  const Kv* v;
   const int32_t* pages; /* the sequence's row of the page table */
   int64_t page_stride;  /* elements from page to page */
-  int64_t head_offset;  /* elements of the KV heads before this one, within a page */
 };
 
-__device__ __forceinline__ KvSource kv_source(const AttentionParams& p, int64_t row, int kv_head) {
+template <typename Kv>
+__device__ __forceinline__ KvSource<Kv> kv_source(const AttentionParams& p, int64_t row, int kv_head) {
   const int64_t head_elements = static_cast<int64_t>(GLM_PAGE_SIZE) * p.kv.head_dim;
-  return {static_cast<const uint8_t*>(p.kv.k), static_cast<const uint8_t*>(p.kv.v),
+  return {static_cast<const Kv*>(p.kv.k) + kv_head * head_elements,
+          static_cast<const Kv*>(p.kv.v) + kv_head * head_elements,
           p.pages.table + static_cast<int64_t>(p.step.row_slots[row]) * p.pages.max_pages,
-          p.kv.kv_heads * head_elements, kv_head * head_elements};
+          p.kv.kv_heads * head_elements};
 }
 
-__device__ __forceinline__ PageIds page_ids(const KvSource& source, const KeyRange& keys, int tile_first) {
-  PageIds pages;
-#pragma unroll
-  for (int i = 0; i < kPagesPerTile; ++i) {
-    const int key = tile_first + i * GLM_PAGE_SIZE;
-    pages.ids[i] = key < keys.last ? source.pages[key / GLM_PAGE_SIZE] : 0;
+/* The page ids of a sequence, 32 to a warp, one a lane; the next 32 are fetched while these are used. */
+class PageIds {
+ public:
+  static constexpr int kTiles = kWarp / kPagesPerTile;
+
+  __device__ PageIds(const int32_t* pages, const KeyRange& keys)
+      : pages_(pages), page_(keys.first / GLM_PAGE_SIZE + static_cast<int>(threadIdx.x) % kWarp), last_(keys.last) {
+    ids_ = fetch();
+    next_ = fetch();
   }
-  return pages;
-}
 
-/* Starts the copies of one tile; keys past the range become zeros, so that nothing unwritten is ever multiplied. */
-template <typename T, int kDim>
-__device__ __forceinline__ void copy_tile(KvTile<T, kDim>& tile, const KvSource& source, const PageIds& pages,
-                                          const KeyRange& keys, int tile_first) {
-  constexpr int kPerChunk = 16 / sizeof(T);
-  constexpr int kChunks = kDim / kPerChunk;
-  constexpr int kKeysPerTurn = kAttentionThreads / kChunks;
-  const int chunk = static_cast<int>(threadIdx.x) % kChunks;
-#pragma unroll
-  for (int turn = 0; turn < kTileKeys / kKeysPerTurn; ++turn) {
-    const int key = turn * kKeysPerTurn + static_cast<int>(threadIdx.x) / kChunks;
-    const bool valid = tile_first + key < keys.last;
-    const int page = kKeysPerTurn <= GLM_PAGE_SIZE ? turn * kKeysPerTurn / GLM_PAGE_SIZE : key / GLM_PAGE_SIZE;
-    const int64_t at =
-        (pages.ids[page] * source.page_stride + source.head_offset + key % GLM_PAGE_SIZE * kDim + chunk * kPerChunk) *
-        static_cast<int64_t>(sizeof(T));
-    const int to = key * KvTile<T, kDim>::kPitch + chunk * kPerChunk;
-    copy_async_16(tile.k + to, source.k + at, valid);
-    copy_async_16(tile.v + to, source.v + at, valid);
+  /* Of page `page` of tile `tile`, counted from the range's first. */
+  __device__ __forceinline__ int32_t id(int tile, int page) const {
+    return __shfl_sync(0xffffffffu, ids_, tile % kTiles * kPagesPerTile + page);
   }
-}
 
-/* Sixteen E4M3 codes as f16, which holds them exactly. */
-__device__ __forceinline__ void widen_16(const fp8* from, f16* to) {
-  const uint4 codes = *reinterpret_cast<const uint4*>(from);
-  const auto widen = [](uint32_t a, uint32_t b) {
-    return make_uint4(low_fp8_to_f16x2(a), high_fp8_to_f16x2(a), low_fp8_to_f16x2(b), high_fp8_to_f16x2(b));
-  };
-  reinterpret_cast<uint4*>(to)[0] = widen(codes.x, codes.y);
-  reinterpret_cast<uint4*>(to)[1] = widen(codes.z, codes.w);
-}
-
-template <int kDim>
-__device__ __forceinline__ void widen_tile(const KvTile<fp8, kDim>& from, KvTile<f16, kDim>& to) {
-  constexpr int kChunks = kDim / 16;
-#pragma unroll
-  for (int i = static_cast<int>(threadIdx.x); i < kTileKeys * kChunks; i += kAttentionThreads) {
-    const int in = i / kChunks * KvTile<fp8, kDim>::kPitch + i % kChunks * 16;
-    const int out = i / kChunks * KvTile<f16, kDim>::kPitch + i % kChunks * 16;
-    widen_16(from.k + in, to.k + out);
-    widen_16(from.v + in, to.v + out);
+  /* Before the first tile that is a multiple of kTiles, other than 0. */
+  __device__ __forceinline__ void advance() {
+    ids_ = next_;
+    next_ = fetch();
   }
-}
+
+ private:
+  __device__ __forceinline__ int32_t fetch() {
+    const int32_t id = page_ * GLM_PAGE_SIZE < last_ ? pages_[page_] : 0;
+    page_ += kWarp;
+    return id;
+  }
+
+  const int32_t* pages_;
+  int page_; /* this lane's next */
+  int last_;
+  int32_t ids_;
+  int32_t next_;
+};
+
+/* Copies the halves of a range in their order, kSlots<Kv> - 1 ahead of use. */
+template <typename Kv, int kDim>
+class HalfStream {
+ public:
+  __device__ HalfStream(const KvSource<Kv>& source, const KeyRange& keys, Slots<Kv, kDim>& slots)
+      : source_(source), keys_(keys), slots_(slots), pages_(source.pages, keys) {
+#pragma unroll
+    for (int i = 0; i < kSlots<Kv> - 1; ++i) {
+      if (i % 2 == 0) {
+        copy_next<false>();
+      } else {
+        copy_next<true>();
+      }
+    }
+  }
+
+  /* Starts the copy of the next half, which is of values or of keys, where the one before those that are ahead has been read. */
+  template <bool kValues>
+  __device__ __forceinline__ void copy_next() {
+    const int first = keys_.first + tile_ * kTileKeys;
+    if (first < keys_.last) copy_half(kValues ? source_.v : source_.k, first);
+    commit_copies();
+    slot_ = slot_ == kSlots<Kv> - 1 ? 0 : slot_ + 1;
+    if constexpr (kValues) {
+      ++tile_;
+      if (tile_ % PageIds::kTiles == 0) pages_.advance();
+    }
+  }
+
+ private:
+  /* Keys past the range become zeros, so that nothing unwritten is ever multiplied. */
+  __device__ __forceinline__ void copy_half(const Kv* from, int first) {
+    constexpr int kPerChunk = 16 / sizeof(Kv);
+    constexpr int kChunks = kDim / kPerChunk;
+    constexpr int kKeysPerTurn = kAttentionThreads / kChunks;
+    const int chunk = static_cast<int>(threadIdx.x) % kChunks;
+#pragma unroll
+    for (int turn = 0; turn < kTileKeys / kKeysPerTurn; ++turn) {
+      const int key = turn * kKeysPerTurn + static_cast<int>(threadIdx.x) / kChunks;
+      const int of_tile = kKeysPerTurn <= GLM_PAGE_SIZE ? turn * kKeysPerTurn / GLM_PAGE_SIZE : key / GLM_PAGE_SIZE;
+      const int64_t page = pages_.id(tile_, of_tile) * source_.page_stride;
+      copy_async_16(slots_[slot_] + key * kPitch<Kv, kDim> + chunk * kPerChunk,
+                    from + page + key % GLM_PAGE_SIZE * kDim + chunk * kPerChunk, first + key < keys_.last);
+    }
+  }
+
+  const KvSource<Kv>& source_;
+  const KeyRange keys_;
+  Slots<Kv, kDim>& slots_;
+  int tile_ = 0; /* of the next half */
+  int slot_ = 0;
+  PageIds pages_;
+};
 
 }  // namespace glm::cuda
 

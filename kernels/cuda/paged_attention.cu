@@ -1,6 +1,7 @@
-#include "attention.cuh"
+#include "attention_softmax.cuh"
 #include "launch.h"
 #include "ops.h"
+#include "tensor_map.h"
 
 namespace glm::cuda {
 
@@ -23,12 +24,14 @@ int64_t num_partials(const glm_paged_attention_args& args) {
   return static_cast<int64_t>(min(args.rows, kMaxSplitRows)) * args.heads * max_splits(args);
 }
 
-/* Block (x, y): row, query head; a thread a column. */
+/* Block (x, y): unit, query head; a thread a column. */
 __global__ void merge_splits_kernel(const __grid_constant__ AttentionParams p) {
   begin_kernel();
-  const int64_t row = blockIdx.x;
-  const int64_t first = (row * p.heads + blockIdx.y) * p.max_splits;
+  const int row = row_of_unit(p, static_cast<int>(blockIdx.x));
+  if (row < 0) return;
   const int splits = num_splits(p.step.positions[row] + 1);
+  if (splits == 1) return;
+  const int64_t first = (static_cast<int64_t>(blockIdx.x) * p.heads + blockIdx.y) * p.max_splits;
   const int32_t dim = p.kv.head_dim;
   const int at = static_cast<int>(threadIdx.x);
   SoftmaxState state;
@@ -39,7 +42,40 @@ __global__ void merge_splits_kernel(const __grid_constant__ AttentionParams p) {
     const MergeFactors factors = merge(state, weights.x, weights.y);
     sum = merged(sum, p.partial_sums[(first + i) * dim + at], factors);
   }
-  row_of<bf16>(p.out, row)[static_cast<int64_t>(blockIdx.y) * dim + at] = from_float<bf16>(sum / state.sum);
+  const float result = normalized(sum, state.sum);
+  row_of<bf16>(p.out, row)[static_cast<int64_t>(blockIdx.y) * dim + at] = from_float<bf16>(result);
+}
+
+/* One block a split, then the merge; or, with many rows, one block a row. */
+glm_status decode(glm_device* device, AttentionParams& p, RowChoice choice, int units) {
+  p.choice = choice;
+  p.units = units;
+  const bool split = units <= kMaxSplitRows;
+  const glm_status status = attention_mma(device, p, split);
+  if (status != GLM_OK || !split || p.max_splits == 1) return status;
+  const Grid grid{dim3(static_cast<unsigned>(units), static_cast<unsigned>(p.heads)), p.kv.head_dim};
+  return launch(device, "paged_attention (merge)", grid, merge_splits_kernel, p);
+}
+
+/* A box is 128 bytes of each token of a page. The cache's end is not known here: page ids are the scheduler's. */
+glm_status make_map(glm_device* device, const void* data, const glm_kv_layer& kv, CUtensorMap* map) {
+  const int64_t token_bytes = kv.head_dim * static_cast<int64_t>(sizeof(bf16));
+  return encode_map(device, map, data, INT32_MAX, token_bytes, token_bytes, GLM_PAGE_SIZE);
+}
+
+glm_status run_on_tensor_cores(glm_device* device, const glm_paged_attention_args& args, AttentionParams& p) {
+  p.max_splits = max_splits(args);
+  p.partial_sums = reinterpret_cast<float*>(device->workspace);
+  p.partial_weights = reinterpret_cast<float2*>(p.partial_sums + num_partials(args) * args.kv.head_dim);
+  const int seqs = p.step.num_seqs;
+  if (args.rows == seqs || !device->has_wgmma || p.kv.dtype != GLM_BF16) {
+    return decode(device, p, RowChoice::kAll, args.rows);
+  }
+  if (const glm_status made = make_map(device, p.kv.k, p.kv, &p.k_map); made != GLM_OK) return made;
+  if (const glm_status made = make_map(device, p.kv.v, p.kv, &p.v_map); made != GLM_OK) return made;
+  const glm_status status = attention_prefill(device, p);
+  if (status != GLM_OK || seqs == 1) return status;
+  return decode(device, p, RowChoice::kAlone, seqs);
 }
 
 }  // namespace
@@ -60,15 +96,7 @@ glm_status paged_attention(glm_device* device, const glm_paged_attention_args* a
   p.heads = args->heads;
   p.group = args->heads / args->kv.kv_heads;
   p.softmax_scale = args->softmax_scale * kLog2E;
-  if (!fits_tensor_cores(*args)) return attention_scalar(device, p, args->rows);
-  p.max_splits = max_splits(*args);
-  p.partial_sums = reinterpret_cast<float*>(device->workspace);
-  p.partial_weights = reinterpret_cast<float2*>(p.partial_sums + num_partials(*args) * args->kv.head_dim);
-  const bool split = args->rows <= kMaxSplitRows;
-  const glm_status status = attention_mma(device, p, args->rows, split);
-  if (status != GLM_OK || !split) return status;
-  const Grid grid{dim3(static_cast<unsigned>(args->rows), static_cast<unsigned>(args->heads)), args->kv.head_dim};
-  return launch(device, "paged_attention (merge)", grid, merge_splits_kernel, p);
+  return fits_tensor_cores(*args) ? run_on_tensor_cores(device, *args, p) : attention_scalar(device, p, args->rows);
 }
 
 }  // namespace glm::cuda

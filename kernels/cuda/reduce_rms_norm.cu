@@ -1,6 +1,7 @@
 /* rms_norm whose delta is summed over the ranks on the way. */
 #include "collective.h"
 #include "launch.h"
+#include "norm.cuh"
 #include "ops.h"
 #include "peer_rows.cuh"
 
@@ -46,23 +47,14 @@ __global__ void __launch_bounds__(kMaxRowThreads)
   __shared__ float sums[kWarp];
   __shared__ uint32_t largest[kWarp];
   const int32_t cols = residual.cols;
-  const int32_t own = static_cast<int32_t>(threadIdx.x) * kPack;
-  float own_weights[kPack];
-  load_pack(weight, min(own, cols), cols, own_weights);
+  NormWeights weights(weight, cols);
   begin_kernel();
   const int64_t index = blockIdx.x;
   PeerRows<Act> exchange(peers, cols, two_shots);
   const float squares = add_sum(peers, exchange, row_of<Act>(residual, index), row_of<Act>(delta, index), cols, row);
-  const float inverse_rms = 1.0f / sqrtf(block_sum(squares, sums) / static_cast<float>(cols) + eps);
+  const float scale = inverse_rms(squares, cols, eps, sums);
   exchange.close();
-  store_row<Act>(row, cols, targets, index, largest, [&](int32_t first, float* values) {
-    if (first != own) load_pack(weight, first, cols, own_weights);
-    read_shared_pack(row, first, values);
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) {
-      values[i] = rounded_to<Act>(own_weights[i] * rounded_to<Act>(values[i] * inverse_rms));
-    }
-  });
+  weights.store_normalized<Act>(row, scale, targets, index, largest);
 }
 
 }  // namespace

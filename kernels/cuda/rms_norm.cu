@@ -1,6 +1,6 @@
 #include "collective.h"
 #include "launch.h"
-#include "row.cuh"
+#include "norm.cuh"
 
 namespace glm::cuda {
 
@@ -35,22 +35,13 @@ __global__ void rms_norm_kernel(glm_tensor residual, glm_tensor delta, const flo
   __shared__ float sums[kWarp];
   __shared__ uint32_t largest[kWarp];
   const int32_t cols = residual.cols;
-  const int32_t own = static_cast<int32_t>(threadIdx.x) * kPack;
-  float own_weights[kPack];
-  load_pack(weight, min(own, cols), cols, own_weights);
+  NormWeights weights(weight, cols);
   begin_kernel();
   const int64_t index = blockIdx.x;
   const Act* added = delta.data == nullptr ? nullptr : row_of<Act>(delta, index);
   const float squares = add_delta(row_of<Act>(residual, index), added, cols, row);
-  const float inverse_rms = 1.0f / sqrtf(block_sum(squares, sums) / static_cast<float>(cols) + eps);
-  store_row<Act>(row, cols, targets, index, largest, [&](int32_t first, float* values) {
-    if (first != own) load_pack(weight, first, cols, own_weights);
-    read_shared_pack(row, first, values);
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) {
-      values[i] = rounded_to<Act>(own_weights[i] * rounded_to<Act>(values[i] * inverse_rms));
-    }
-  });
+  const float scale = inverse_rms(squares, cols, eps, sums);
+  weights.store_normalized<Act>(row, scale, targets, index, largest);
 }
 
 }  // namespace

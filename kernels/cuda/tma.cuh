@@ -43,6 +43,11 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, int c
       : "memory");
 }
 
+/* Fetches a map of the kernel's parameters for the copies to come. */
+__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 /* Points a map in shared memory at another matrix of the same shape. */
 __device__ __forceinline__ void redirect_map(CUtensorMap* shared_map, const void* data, int64_t stride) {
   asm volatile(

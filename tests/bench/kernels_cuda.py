@@ -195,6 +195,26 @@ class Suite:
         self.report(name, self.time(Op.PAGED_ATTENTION, all_args), 2 * seqs * context * HEAD_DIM * element)
         self.bench.call("glm_cuda_memory_free", ctypes.c_void_p(data))
 
+    def prefill(self, rows: int, before: int = 0) -> None:
+        name = f"prefill {rows} rows after {before}"
+        if self.skip(name):
+            return
+        step, slots, pages = self.step(1, before + rows)
+        put = self.bench.put
+        step.num_rows, step.num_seqs = rows, 1
+        step.positions = put(np.arange(before, before + rows, dtype=np.int32))
+        step.row_slots = put(np.zeros(rows, np.int32))
+        step.seq_starts = put(np.array([0, rows], np.int32))
+        page_bytes = abi.PAGE_SIZE * HEAD_DIM * 2
+        k = self.bench.fill(self.bf16, 2 * pages * page_bytes)
+        q, out = self.act(rows, HEADS * HEAD_DIM), self.act(rows, HEADS * HEAD_DIM)
+        args = abi.PagedAttentionArgs(rows=rows, q=q, heads=HEADS, softmax_scale=HEAD_DIM**-0.5, out=out)
+        args.step.contents, args.slots.contents = step, slots
+        args.kv = abi.KvLayer(k, k + pages * page_bytes, Dtype.BF16, 1, HEAD_DIM)
+        us = self.time(Op.PAGED_ATTENTION, [args] * 4)
+        self.report_flops(name, us, 4 * HEADS * HEAD_DIM * (rows * before + rows * (rows + 1) // 2))
+        self.bench.call("glm_cuda_memory_free", ctypes.c_void_p(k))
+
     def sample(self, rows: int, sigma: float) -> None:
         name = f"sample {rows} x {VOCAB} top_p 0.95 sigma {sigma:g}"
         if self.skip(name):
@@ -261,9 +281,13 @@ def cases(suite: Suite) -> list[Callable[[], Any]]:
         *(partial(suite.linear, rows, 18944, 5120, bf16) for rows in (1, 16, 64)),
         *(partial(suite.linear, 8192, n, k, fp8) for n, k in [(12288, 5120), *shapes[:3]]),
         *(partial(suite.experts, rows) for rows in (1, 4, 8, 16, 64, 256, 8192)),
-        *(partial(suite.attention, 64, context, Dtype.BF16) for context in (1024, 4096, 32768)),
-        *(partial(suite.attention, seqs, 4096, Dtype.BF16) for seqs in (1, 16)),
-        *(partial(suite.attention, seqs, 4096, Dtype.FP8_E4M3) for seqs in (64, 256)),
+        *(partial(suite.attention, 64, context, Dtype.BF16) for context in (256, 1024, 4096, 8192, 32768)),
+        *(partial(suite.attention, 1, context, Dtype.BF16) for context in (256, 4096, 32768)),
+        partial(suite.attention, 16, 4096, Dtype.BF16),
+        *(partial(suite.attention, seqs, 4096, Dtype.FP8_E4M3) for seqs in (1, 64, 256)),
+        *(partial(suite.attention, seqs, 1024, Dtype.FP8_E4M3) for seqs in (64, 256)),
+        *(partial(suite.prefill, rows) for rows in (512, 1024, 4096, 8192, 16384)),
+        partial(suite.prefill, 2048, 14336),
         *(partial(suite.sample, 64, sigma) for sigma in (1.0, 3.0)),
         *(partial(suite.small, rows) for rows in (1, 64)),
     ]

@@ -1,0 +1,45 @@
+/* What follows the sum of squares in every RMS norm. */
+#ifndef GLM_CUDA_NORM_CUH
+#define GLM_CUDA_NORM_CUH
+
+#include "row.cuh"
+
+namespace glm::cuda {
+
+/* The norm's weights; those of the thread's first pack are read here, before the kernel's predecessor ends. */
+class NormWeights {
+ public:
+  __device__ __forceinline__ NormWeights(const float* weight, int32_t cols)
+      : weight_(weight), cols_(cols), own_(static_cast<int32_t>(threadIdx.x) * kPack) {
+    load_pack(weight, min(own_, cols), cols, values_);
+  }
+
+  /* Writes row `index`: the shared `row` times its inverse RMS and the weights. `largest`: one word a warp. */
+  template <typename Act>
+  __device__ __forceinline__ void store_normalized(float* row, float inverse_rms, const RowTargets& targets,
+                                                   int64_t index, uint32_t* largest) {
+    store_row<Act>(row, cols_, targets, index, largest, [&](int32_t first, float* values) {
+      if (first != own_) load_pack(weight_, first, cols_, values_);
+      read_shared_pack(row, first, values);
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) {
+        values[i] = rounded_to<Act>(values_[i] * rounded_to<Act>(values[i] * inverse_rms));
+      }
+    });
+  }
+
+ private:
+  const float* weight_;
+  int32_t cols_;
+  int32_t own_;
+  float values_[kPack];
+};
+
+/* Of this thread's sum of squares, over the block. `sums`: one word a warp. */
+__device__ __forceinline__ float inverse_rms(float squares, int32_t cols, float eps, float* sums) {
+  return 1.0f / sqrtf(block_sum(squares, sums) / static_cast<float>(cols) + eps);
+}
+
+}  // namespace glm::cuda
+
+#endif
