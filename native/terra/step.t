@@ -59,6 +59,11 @@ local function has_field(Args, name)
   return false
 end
 
+-- Rows are the step's samples, not its tokens.
+local function is_sampled(op)
+  return op.values.rows == "S" or op.kind == "sample" or op.kind == "gather_rows"
+end
+
 -- Debug builds: what must hold before the op is called.
 local function checks(op, i, ctx, rows, fault)
   local Args = constants.args_type(op.kind)
@@ -76,8 +81,7 @@ local function checks(op, i, ctx, rows, fault)
     end
   end)
   if has_field(Args, "step") then
-    local counted = (op.values.rows == "S" or op.kind == "sample" or op.kind == "gather_rows") and "num_samples"
-      or "num_rows"
+    local counted = is_sampled(op) and "num_samples" or "num_rows"
     list:insert(quote
       if ctx.[op.run].[op.place].step.[counted] ~= rows then [broken("the step has another number of rows")] end
     end)
@@ -120,12 +124,12 @@ end
 local function make_layer(plan, run, Context, layout)
   local ctx, fault = symbol(&Context), symbol(&C.glm_driver_fault)
   local num_rows, num_samples = symbol(int32), symbol(int32)
-  local kernels, device, mark, calls = symbol(&C.glm_kernels), symbol(&C.glm_device), symbol(&C.glm_driver_mark), symbol(uint64)
+  local kernels, device = symbol(&C.glm_kernels), symbol(&C.glm_device)
+  local mark, calls = symbol(&C.glm_driver_mark), symbol(uint64)
   local body = terralib.newlist()
   for begun, i in ipairs(run) do
     local op = plan.ops[i]
-    local sampled = op.values.rows == "S" or op.kind == "sample" or op.kind == "gather_rows"
-    local rows = sampled and num_samples or num_rows
+    local rows = is_sampled(op) and num_samples or num_rows
     if layout.debug then body:insertall(checks(op, i, ctx, rows, fault)) end
     local called = op.values.rows == "O" and call_own(op, constants.make(plan, op), ctx, kernels, device, rows, layout)
       or call(op, ctx, kernels, device, rows)
