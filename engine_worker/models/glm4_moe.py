@@ -282,17 +282,25 @@ def route(p: Recorder, c: ModelConfig, s: Scratch, x: Activation, w: MoeWeights,
 
 
 def moe(p: Recorder, c: ModelConfig, s: Scratch, x: Activation, w: MoeWeights) -> None:
-    """delta = shared(x) + sum of weight_e * expert_e(x) over the token's top_k experts."""
-    route(p, c, s, x, w)
-    p.moe_group("group", s.ids, w.gate, offsets=s.offsets, order=s.order)
+    """delta = shared(x) + sum of weight_e * expert_e(x) over the token's top_k experts.
+
+    The shared expert's calls alternate with those that choose experts: neighbours then need nothing of each other, and
+    a kernel table may run them side by side.
+    """
+    hidden = s.shared.hidden.for_readers(w.shared.down) if w.shared else None
     if w.shared:
-        with p.scope("shared"):
-            swiglu(p, x, w.shared, s.shared, out=s.delta)
-    hidden = s.expert_hidden.for_readers(w.down)
-    p.moe_gate_up("gate_up", x, w.gate, w.up, offsets=s.offsets, order=s.order, out=hidden)
+        p.linear("shared.gate_up", x, w.shared.gate_up, out=s.shared.gate_up)
+    route(p, c, s, x, w)
+    if hidden:
+        p.silu_mul("shared.silu_mul", s.shared.gate_up, out=hidden)
+    p.moe_group("group", s.ids, w.gate, offsets=s.offsets, order=s.order)
+    if w.shared and hidden:
+        p.linear("shared.down", hidden, w.shared.down, out=s.delta)
+    products = s.expert_hidden.for_readers(w.down)
+    p.moe_gate_up("gate_up", x, w.gate, w.up, offsets=s.offsets, order=s.order, out=products)
     p.moe_down(
         "down",
-        hidden,
+        products,
         w.down,
         offsets=s.offsets,
         order=s.order,

@@ -8,6 +8,7 @@
 
 #include "glm/kernels.h"
 #include "peers.h"
+#include "touched.h"
 
 namespace glm::cuda {
 struct Nccl;
@@ -23,6 +24,12 @@ struct glm_device {
   static inline thread_local std::string last_error;
   std::byte* workspace = nullptr;
   size_t workspace_bytes = 0;
+  uint64_t launches = 0; /* of kernels */
+  bool launched_beside = false; /* the last kernel runs beside its predecessor */
+  glm::cuda::LastTurn last_turn;
+  /* Of the grouping that moe_gate_up has waited for before its successor could start: what follows may read these offsets before
+   * its predecessor ends. Else NULL. */
+  const int32_t* settled_offsets = nullptr;
   glm::cuda::Peers peers; /* of its group */
   /* Where GPUs do not reach each other's memory: else NULL. */
   const glm::cuda::Nccl* nccl = nullptr;

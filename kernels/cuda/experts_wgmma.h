@@ -15,6 +15,7 @@ struct ExpertParams {
   glm_tensor y;              /* bf16, a row an assignment */
   int k_bytes = 0;
   bool tokens_aligned = false;   /* rows of x start at and last for multiples of 16 bytes */
+  bool settled = false;          /* the kernel may read in.offsets before its predecessor ends */
   const int32_t* skip = nullptr; /* nothing is done if this is not 0: the wide tiles did it */
 
   __host__ __device__ StepRange steps() const { return {0, (k_bytes + kStepBytes - 1) / kStepBytes}; }

@@ -23,6 +23,15 @@ __device__ __forceinline__ void begin_kernel() {
   wait_for_predecessor();
 }
 
+/* For kernels that leave room beside themselves, and may run beside their predecessor (beside.h). */
+__device__ __forceinline__ void begin_turn(bool beside) {
+  if (!beside) wait_for_predecessor();
+  release_successor();
+}
+__device__ __forceinline__ void end_turn(bool beside) {
+  if (beside) wait_for_predecessor();
+}
+
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
   for (int offset = kWarp / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);

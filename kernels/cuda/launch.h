@@ -2,7 +2,7 @@
  *
  * Every kernel is launched so that it may start while its predecessor still runs. So every kernel calls
  * wait_for_predecessor() (kernel.cuh) before it touches anything that an operation wrote, or writes anything; before that it may
- * only read weights. */
+ * only read weights. The exception: beside.h. */
 #ifndef GLM_CUDA_LAUNCH_H
 #define GLM_CUDA_LAUNCH_H
 
@@ -16,7 +16,8 @@ struct Grid {
   dim3 blocks;
   int threads;
   size_t shared_bytes = 0;
-  int cluster = 1; /* blocks of one cluster, along x */
+  int cluster = 1;     /* blocks of one cluster, along x */
+  bool beside = false; /* the kernel has been told to run beside its predecessor */
 };
 
 /* Up to 48 KB a block need no asking, but what a kernel declares by itself counts too. */
@@ -56,6 +57,8 @@ glm_status launch(glm_device* device, const char* name, const Grid& grid, void (
   if (prepared != cudaSuccess) return check(device, prepared, name);
   cudaLaunchAttribute attributes[2] = {};
   const cudaLaunchConfig_t config = launch_config(device, grid, attributes);
+  ++device->launches;
+  device->launched_beside = grid.beside;
   return check(device, cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), name);
 }
 

@@ -27,6 +27,7 @@ struct LinearParams {
   glm_weight parts[GLM_MAX_PARTS];
   const float* bias[GLM_MAX_PARTS];
   glm_tensor out;
+  bool beside; /* on wgmma: runs beside its predecessor */
 };
 
 /* Of everything but the K dimension. */

@@ -2,7 +2,9 @@
 #ifndef GLM_CUDA_LINEAR_WGMMA_CUH
 #define GLM_CUDA_LINEAR_WGMMA_CUH
 
+#include "beside.h"
 #include "linear_tile.cuh"
+#include "tensor_map.h"
 #include "wgmma_tile.cuh"
 
 namespace glm::cuda {
@@ -35,6 +37,11 @@ __device__ __forceinline__ LoaderRows<kTokens / 8> token_rows(const LinearParams
   return from;
 }
 
+struct LinearWgmmaParams {
+  LinearParams linear;
+  CUtensorMap x; /* if aligned: tokens are copied by tensor copies, and are zero past the last */
+};
+
 template <int kTokens>
 struct TokenScales {
   const float* data[kTokens];
@@ -47,7 +54,7 @@ __device__ __forceinline__ void find_scales(const LinearParams& p, int first, To
   const int i = static_cast<int>(threadIdx.x);
   if (kOperand != Operand::kBf16 && i < kTokens) {
     scales.data[i] = row_of<float>(p.x_scale, min(first + i, p.rows - 1));
-    scales.row[i] = *scales.data[i];
+    scales.row[i] = __ldcg(scales.data[i]);
   }
   named_barrier(kMultiplyBarrier, kWarpgroup);
 }
@@ -55,7 +62,7 @@ __device__ __forceinline__ void find_scales(const LinearParams& p, int first, To
 template <Operand kOperand, int kTokens>
 __device__ __forceinline__ void multiply_tile(const LinearParams& p, const TilePlace& place, StepRange steps,
                                               const WgmmaPipe<kTokens>& pipe, TokenScales<kTokens>& token_scales) {
-  wait_for_predecessor();
+  begin_turn(p.beside);
   find_scales<kOperand, kTokens>(p, place.token, token_scales);
   BlockScales scales = {};
   if (kOperand == Operand::kFp8Block) {
@@ -72,13 +79,14 @@ __device__ __forceinline__ void multiply_tile(const LinearParams& p, const TileP
 }
 
 template <Operand kOperand, int kTokens>
-__global__ void __launch_bounds__(kWgmmaThreads, 2) linear_wgmma_kernel(const __grid_constant__ LinearParams p) {
+__global__ void __launch_bounds__(kWgmmaThreads, 2)
+    linear_wgmma_kernel(const __grid_constant__ LinearWgmmaParams params) {
+  const LinearParams& p = params.linear;
   extern __shared__ uint4 shared[];
   __shared__ Ring<wgmma_stages(kTokens)> ring;
   __shared__ TokenScales<kTokens> scales;
-  release_successor();
   const WgmmaPipe<kTokens> pipe{&ring, swizzle_aligned(reinterpret_cast<uint8_t*>(shared))};
-  pipe.init();
+  pipe.init(p.aligned ? 1 : kLoaderThreads);
   const TilePlace place = tile_place(p, kTokens);
   const int first = place.rank * p.steps_per_block;
   const StepRange steps{first, min(first + p.steps_per_block, (p.k_bytes + kStepBytes - 1) / kStepBytes)};
@@ -89,8 +97,13 @@ __global__ void __launch_bounds__(kWgmmaThreads, 2) linear_wgmma_kernel(const __
       pipe.load_weights(weight_rows<kOperand>(p.parts[place.part], place.channel), steps, p.k_bytes, p.aligned, at);
       break;
     case Role::kLoadTokens:
-      wait_for_predecessor();
-      pipe.load_tokens(token_rows<kOperand, kTokens>(p, place.token), steps, p.k_bytes, p.aligned, at);
+      if (p.aligned && threadIdx.x % kLoaderThreads == 0) prefetch_map(&params.x);
+      begin_turn(p.beside);
+      if (!p.aligned) {
+        pipe.load_tokens(token_rows<kOperand, kTokens>(p, place.token), steps, p.k_bytes, false, at);
+      } else if (threadIdx.x % kLoaderThreads == 0) {
+        pipe.copy_tokens(&params.x, place.token, steps, at);
+      }
       break;
     case Role::kMultiply:
       multiply_tile<kOperand, kTokens>(p, place, steps, pipe, scales);
@@ -99,20 +112,32 @@ __global__ void __launch_bounds__(kWgmmaThreads, 2) linear_wgmma_kernel(const __
   __syncthreads();
   finish_tile<kOperand, kTokens, kWgmmaChannels, kWgmmaThreads>(p, place, epilogue, scales.row,
                                                                 reinterpret_cast<float*>(pipe.stages));
+  end_turn(p.beside);
 }
 
 template <Operand kOperand, int kTokens>
 glm_status launch_wgmma(glm_device* device, const glm_linear_args& args) {
   constexpr int kElement = kOperand == Operand::kBf16 ? 2 : 1;
-  LinearParams p = linear_params(args, kWgmmaChannels);
+  LinearWgmmaParams params = {linear_params(args, kWgmmaChannels), {}};
+  LinearParams& p = params.linear;
   p.aligned = is_aligned(args, kElement);
   p.k_bytes = args.x.cols * kElement;
   p.split = split_of<kOperand>(p.tiling.first_channel[args.num_parts], p.k_bytes);
   p.steps_per_block = ((p.k_bytes + kStepBytes - 1) / kStepBytes + p.split - 1) / p.split;
+  if (p.aligned) {
+    const glm_status status =
+        encode_map(device, &params.x, args.x.data, args.rows, p.k_bytes, args.x.stride * kElement, kTokens);
+    if (status != GLM_OK) return status;
+  }
+  Touched touched;
+  touched.reads(args.x, args.rows).reads(args.x_scale, args.rows).writes(args.out, args.rows);
+  const Turn turn(device, touched);
+  /* Other operands are read through the L1. */
+  p.beside = turn.beside() && p.aligned && kOperand != Operand::kFp8Block;
   const size_t stages = static_cast<size_t>(wgmma_stages(kTokens)) * wgmma_stage_bytes(kTokens);
   const Grid grid{dim3(p.tiling.first_tile[args.num_parts] * p.split, blocks_for(args.rows, kTokens)), kWgmmaThreads,
-                  stages + kSwizzleAlignment, p.split};
-  return launch(device, "linear", grid, linear_wgmma_kernel<kOperand, kTokens>, p);
+                  stages + kSwizzleAlignment, p.split, p.beside};
+  return launch(device, "linear", grid, linear_wgmma_kernel<kOperand, kTokens>, params);
 }
 
 template <Operand kOperand>

@@ -105,18 +105,24 @@ __global__ void gate_up_scalar_kernel(const __grid_constant__ GateUpParams p) {
   }
 }
 
-/* A block quantises every gridDim.x-th row of y that the order lists. */
+/* A block quantises every gridDim.x-th row of y that the order lists. settled: the order is there before the predecessor ends. */
 template <typename Act>
-__global__ void quantize_listed_kernel(const int32_t* total, const int32_t* order, glm_tensor y, RowTargets targets) {
+__global__ void quantize_listed_kernel(const int32_t* total, const int32_t* order, bool settled, glm_tensor y,
+                                       RowTargets targets) {
   extern __shared__ __align__(16) float row[];
   __shared__ uint32_t largest[kWarp];
-  begin_kernel();
-  const int count = *total;
-  for (int i = static_cast<int>(blockIdx.x); i < count; i += static_cast<int>(gridDim.x)) {
-    const int64_t index = order[i];
+  release_successor();
+  if (!settled) wait_for_predecessor();
+  const int first = static_cast<int>(blockIdx.x);
+  const int count = __ldcg(total);
+  int64_t index = first < count ? __ldcg(order + first) : 0;
+  wait_for_predecessor();
+  for (int i = first; i < count; i += static_cast<int>(gridDim.x)) {
     const Act* from = row_of<Act>(y, index);
     store_row<Act>(row, y.cols, targets, index, largest,
                    [&](int32_t first, float* values) { load_pack(from, first, y.cols, values); });
+    const int next = i + static_cast<int>(gridDim.x);
+    if (next < count) index = __ldcg(order + next);
   }
 }
 
@@ -173,7 +179,7 @@ glm_status moe_gate_up(glm_device* device, const glm_moe_gate_up_args* args) {
     const int blocks = std::min(args->rows * args->top_k, device->sm_count * kBlocksPerMultiprocessor);
     const Grid grid{dim3(static_cast<unsigned>(blocks)), row_threads(p.y.cols), shared_row_bytes(p.y.cols)};
     return launch(device, "moe_gate_up (quantise)", grid, quantize_listed_kernel<Act>, args->offsets + args->gate.count,
-                  args->order, p.y, RowTargets{{}, args->q, args->scale});
+                  args->order, device->settled_offsets == args->offsets, p.y, RowTargets{{}, args->q, args->scale});
   });
 }
 

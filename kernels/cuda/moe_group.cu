@@ -1,3 +1,6 @@
+#include <algorithm>
+
+#include "beside.h"
 #include "kernel.cuh"
 #include "launch.h"
 #include "numeric.cuh"
@@ -36,12 +39,48 @@ struct Loads {
   int32_t spare_slot;
 };
 
+/* A block an expert, and one more for the end; a thread an assignment, all of them at once. */
+__global__ void __launch_bounds__(kThreads)
+    moe_group_once_kernel(glm_tensor ids, int32_t top_k, int32_t assignments, int32_t first, int32_t count,
+                          int32_t* offsets, int32_t* order, Loads loads) {
+  __shared__ int earlier[kWarp];
+  __shared__ int own[kWarp];
+  __shared__ int counted[kWarp];
+  begin_turn(false);
+  const int32_t expert = static_cast<int32_t>(blockIdx.x);
+  const int32_t a = static_cast<int32_t>(threadIdx.x);
+  const int warp = a / kWarp;
+  const int lane = a % kWarp;
+  const bool valid = a < assignments;
+  const int32_t id = valid ? row_of<int32_t>(ids, a / top_k)[a % top_k] - first : -1;
+  const bool counts = valid && loads.counts != nullptr && loads.row_slots[a / top_k] != loads.spare_slot;
+  const bool is_own = id == expert && expert < count;
+  const unsigned own_votes = __ballot_sync(0xffffffffu, is_own);
+  const unsigned earlier_votes = __ballot_sync(0xffffffffu, id >= 0 && id < expert);
+  const unsigned counted_votes = __ballot_sync(0xffffffffu, is_own && counts);
+  if (lane == 0) {
+    earlier[warp] = __popc(earlier_votes);
+    own[warp] = __popc(own_votes);
+    counted[warp] = __popc(counted_votes);
+  }
+  __syncthreads();
+  const bool is_warp = lane < static_cast<int>(blockDim.x) / kWarp;
+  const int at = __reduce_add_sync(0xffffffffu, is_warp ? earlier[lane] : 0);
+  const int before = __reduce_add_sync(0xffffffffu, lane < warp ? own[lane] : 0);
+  if (is_own) order[at + before + __popc(own_votes & ((1u << lane) - 1))] = a;
+  if (warp != 0) return;
+  const int load = __reduce_add_sync(0xffffffffu, is_warp ? counted[lane] : 0);
+  if (lane != 0) return;
+  offsets[expert] = at;
+  if (load > 0) loads.counts[expert] += load;
+}
+
 /* One block an expert, and one more for the end: it counts the assignments of the experts before it, then lists its own. */
 __global__ void __launch_bounds__(kThreads)
     moe_group_kernel(glm_tensor ids, int32_t top_k, int32_t assignments, int32_t first, int32_t count, int32_t* offsets,
                      int32_t* order, Loads loads) {
   __shared__ int counts[kThreads / kWarp];
-  begin_kernel();
+  begin_turn(false);
   const int32_t expert = static_cast<int32_t>(blockIdx.x);
   const auto local_expert = [&](int32_t a) { return row_of<int32_t>(ids, a / top_k)[a % top_k] - first; };
   int earlier = 0;
@@ -73,10 +112,18 @@ __global__ void __launch_bounds__(kThreads)
 
 glm_status moe_group(glm_device* device, const glm_moe_group_args* args) {
   if (args->rows == 0) return GLM_OK;
-  const Grid grid{dim3(static_cast<unsigned>(args->count + 1)), kThreads};
+  device->settled_offsets = nullptr;
+  const int32_t assignments = args->rows * args->top_k;
+  Touched touched;
+  touched.reads(args->ids, args->rows).writes(args->order, assignments * sizeof(int32_t));
+  touched.writes(args->offsets, (args->count + size_t{1}) * sizeof(int32_t));
+  touched.writes(args->loads, args->loads == nullptr ? 0 : args->count * sizeof(uint64_t));
+  const Turn turn(device, touched);
+  const int whole_warps = (assignments + kWarp - 1) / kWarp * kWarp;
+  const Grid grid{dim3(static_cast<unsigned>(args->count + 1)), std::min(kThreads, whole_warps)};
   const Loads loads{args->loads, args->loads == nullptr ? nullptr : args->step->row_slots, args->spare_slot};
-  return launch(device, "moe_group", grid, moe_group_kernel, args->ids, args->top_k, args->rows * args->top_k,
-                args->first, args->count, args->offsets, args->order, loads);
+  return launch(device, "moe_group", grid, assignments <= kThreads ? moe_group_once_kernel : moe_group_kernel,
+                args->ids, args->top_k, assignments, args->first, args->count, args->offsets, args->order, loads);
 }
 
 }  // namespace glm::cuda

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "beside.h"
 #include "dot.cuh"
 #include "launch.h"
 #include "moe_route_logits.cuh"
@@ -123,11 +124,12 @@ __global__ void __launch_bounds__(kSelectThreads) route_select_kernel(const __gr
   auto* keys = reinterpret_cast<uint32_t*>(choices);
   const int thread = static_cast<int>(threadIdx.x);
   const int threads = static_cast<int>(blockDim.x);
-  begin_kernel();
+  const float own_bias = p.bias == nullptr || thread >= p.experts ? 0.0f : p.bias[thread];
+  begin_turn(false);
   const int64_t row = blockIdx.x;
   for (int e = thread; e < p.experts; e += threads) {
     scores[e] = 1.0f / (1.0f + expf(-p.logits[row * p.experts + e]));
-    const float choice = p.bias == nullptr ? scores[e] : scores[e] + p.bias[e];
+    const float choice = p.bias == nullptr ? scores[e] : scores[e] + (e == thread ? own_bias : p.bias[e]);
     choices[e] = isnan(choice) ? -INFINITY : choice; /* so that top_k distinct experts are always found */
   }
   if (p.groups > 1) {
@@ -154,10 +156,10 @@ __global__ void __launch_bounds__(kSelectThreads) route_select_kernel(const __gr
       (p.normalize != 0 ? scores[expert] / (total + 1e-20f) : scores[expert]) * p.scale;
 }
 
-glm_status compute_logits(glm_device* device, const glm_moe_route_args& args, float* logits) {
+glm_status compute_logits(glm_device* device, const glm_moe_route_args& args, bool beside, float* logits) {
   return with_weight(args.format, [&](auto weight) {
     using W = typename decltype(weight)::type;
-    if (args.x.dtype == GLM_BF16) return route_logits<W>(device, args, logits);
+    if (args.x.dtype == GLM_BF16) return route_logits<W>(device, args, beside, logits);
     const Grid grid{dim3(blocks_for(args.experts, kDotWarps), blocks_for(args.rows, kDotTokens)), kDotWarps * kWarp};
     return launch(device, "moe_route (logits)", grid, route_logits_kernel<float, W>, args.x, args.weight, args.rows,
                   logits);
@@ -172,7 +174,11 @@ size_t moe_route_workspace(const glm_moe_route_args* args) {
 
 glm_status moe_route(glm_device* device, const glm_moe_route_args* args) {
   auto* logits = reinterpret_cast<float*>(device->workspace);
-  const glm_status status = compute_logits(device, *args, logits);
+  Touched touched;
+  touched.reads(args->x, args->rows).writes(args->ids, args->rows).writes(args->weights, args->rows);
+  touched.writes(logits, moe_route_workspace(args));
+  const Turn turn(device, touched);
+  const glm_status status = compute_logits(device, *args, turn.beside(), logits);
   if (status != GLM_OK) return status;
   const SelectParams p{logits,          args->bias,  args->experts, args->top_k,   args->groups, args->topk_groups,
                        args->normalize, args->scale, args->ids,     args->weights, args->places};

@@ -14,7 +14,7 @@ constexpr int kRouteExperts = 16; /* of a block */
 constexpr int kRouteWarps = 8;
 constexpr int kRouteSplit = 8; /* blocks of a cluster, which share K */
 constexpr int kRouteStep = 16; /* elements of K that a warp multiplies at once */
-constexpr int kRouteAhead = 5; /* steps whose weights are read before the predecessor ends: all of 5120 columns */
+constexpr int kRouteAhead = 5; /* steps whose weights decode reads before the predecessor ends: all of 5120 columns */
 
 /* Elements of K, from `k` on, in the order that a lane multiplies them; zeros past the end. */
 template <typename W>
@@ -35,10 +35,10 @@ __device__ __forceinline__ float4 load_route_weights<float>(const float* row, in
 
 __device__ __forceinline__ uint2 load_route_tokens(const bf16* row, int k, int n) {
   if (row == nullptr) return make_uint2(0, 0);
-  if (k + 4 <= n && reinterpret_cast<uintptr_t>(row) % 8 == 0) return *reinterpret_cast<const uint2*>(row + k);
+  if (k + 4 <= n && reinterpret_cast<uintptr_t>(row) % 8 == 0) return __ldcg(reinterpret_cast<const uint2*>(row + k));
   uint16_t values[4];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) values[i] = k + i < n ? __bfloat16_as_ushort(row[k + i]) : 0;
+  for (int i = 0; i < 4; ++i) values[i] = k + i < n ? __bfloat16_as_ushort(__ldcg(row + k + i)) : 0;
   return make_uint2(values[0] | static_cast<uint32_t>(values[1]) << 16, values[2] | static_cast<uint32_t>(values[3])
                                                                                         << 16);
 }
@@ -78,19 +78,19 @@ __device__ __forceinline__ void route_step(RouteWeights w, const bf16* const tok
   }
 }
 
-/* The warp's sums over its share of K, from `k` on. Weights are no operation's output: the first are read
+/* The warp's sums over its share of K, from `k` on. Weights are no operation's output: the first kAhead steps' are read
  * before the predecessor ends. */
-template <typename W, int kTiles>
+template <typename W, int kTiles, int kAhead>
 __device__ __forceinline__ void route_sums(const W* const rows[2], const glm_tensor& x, int first_token, int num_tokens,
-                                           int k, float sums[kTiles][4]) {
+                                           int k, bool beside, float sums[kTiles][4]) {
   constexpr int kStride = kRouteSplit * kRouteWarps * kRouteStep;
   const auto load = [&](int at) {
     return RouteWeights{load_route_weights(rows[0], at, x.cols), load_route_weights(rows[1], at, x.cols)};
   };
-  RouteWeights ahead[kRouteAhead];
+  RouteWeights ahead[kAhead > 0 ? kAhead : 1];
 #pragma unroll
-  for (int i = 0; i < kRouteAhead; ++i) ahead[i] = load(k + i * kStride);
-  wait_for_predecessor();
+  for (int i = 0; i < kAhead; ++i) ahead[i] = load(k + i * kStride);
+  begin_turn(beside);
   const int group = static_cast<int>(threadIdx.x) % kWarp / 4;
   const bf16* tokens[kTiles];
 #pragma unroll
@@ -99,21 +99,20 @@ __device__ __forceinline__ void route_sums(const W* const rows[2], const glm_ten
     tokens[i] = token < num_tokens ? row_of<bf16>(x, token) : nullptr;
   }
 #pragma unroll
-  for (int i = 0; i < kRouteAhead; ++i) route_step<W, kTiles>(ahead[i], tokens, k + i * kStride, x.cols, sums);
-  for (int at = k + kRouteAhead * kStride; at - k % kRouteStep < x.cols; at += kStride) {
+  for (int i = 0; i < kAhead; ++i) route_step<W, kTiles>(ahead[i], tokens, k + i * kStride, x.cols, sums);
+  for (int at = k + kAhead * kStride; at - k % kRouteStep < x.cols; at += kStride) {
     route_step<W, kTiles>(load(at), tokens, at, x.cols, sums);
   }
 }
 
 /* Block (x, y): 16 experts times the cluster's split of K, kTiles times eight tokens. */
-template <typename W, int kTiles>
+template <typename W, int kTiles, int kAhead>
 __global__ void __launch_bounds__(kRouteWarps* kWarp, 2)
-    route_logits_mma_kernel(glm_tensor x, glm_weight weight, int32_t rows, float* logits) {
+    route_logits_mma_kernel(glm_tensor x, glm_weight weight, int32_t rows, bool beside, float* logits) {
   namespace cg = cooperative_groups;
   constexpr int kTokens = kTiles * 8;
   __shared__ float partials[kRouteWarps][kTokens][kRouteExperts + 1];
   __shared__ float totals[kTokens][kRouteExperts];
-  release_successor();
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int group = static_cast<int>(threadIdx.x) % kWarp / 4;
   const int member = static_cast<int>(threadIdx.x) % 4;
@@ -126,7 +125,8 @@ __global__ void __launch_bounds__(kRouteWarps* kWarp, 2)
         static_cast<const W*>(weight.data) + min(first_expert + group + i * 8, weight.rows - 1) * weight.stride;
   }
   float sums[kTiles][4] = {};
-  route_sums<W, kTiles>(weights, x, first_token, rows, (rank * kRouteWarps + warp) * kRouteStep + member * 4, sums);
+  const int first_k = (rank * kRouteWarps + warp) * kRouteStep + member * 4;
+  route_sums<W, kTiles, kAhead>(weights, x, first_token, rows, first_k, beside, sums);
 #pragma unroll
   for (int i = 0; i < kTiles * 4; ++i) {
     partials[warp][i / 4 * 8 + member * 2 + i % 2][group + i % 4 / 2 * 8] = sums[i / 4][i % 4];
@@ -149,22 +149,24 @@ __global__ void __launch_bounds__(kRouteWarps* kWarp, 2)
     logits[static_cast<int64_t>(first_token + token) * weight.rows + expert] = sum;
   }
   cluster_leave_together();
+  end_turn(beside);
 }
 
-template <typename W, int kTiles>
-glm_status launch_route_logits(glm_device* device, const glm_moe_route_args& args, float* logits) {
+template <typename W, int kTiles, int kAhead>
+glm_status launch_route_logits(glm_device* device, const glm_moe_route_args& args, bool beside, float* logits) {
   const Grid grid{dim3(blocks_for(args.experts, kRouteExperts) * kRouteSplit, blocks_for(args.rows, kTiles * 8)),
-                  kRouteWarps * kWarp, 0, kRouteSplit};
-  return launch(device, "moe_route (logits)", grid, route_logits_mma_kernel<W, kTiles>, args.x, args.weight, args.rows,
-                logits);
+                  kRouteWarps * kWarp, 0, kRouteSplit, beside};
+  return launch(device, "moe_route (logits)", grid, route_logits_mma_kernel<W, kTiles, kAhead>, args.x, args.weight,
+                args.rows, beside, logits);
 }
 
-/* Into logits[rows][experts]. */
+/* Into logits[rows][experts]. Prefill has blocks enough to hide the reads of weights, and no registers to spare for them. */
 template <typename W>
-glm_status route_logits(glm_device* device, const glm_moe_route_args& args, float* logits) {
-  if (args.rows <= 8) return launch_route_logits<W, 1>(device, args, logits);
-  if (args.rows <= 16) return launch_route_logits<W, 2>(device, args, logits);
-  return launch_route_logits<W, 8>(device, args, logits);
+glm_status route_logits(glm_device* device, const glm_moe_route_args& args, bool beside, float* logits) {
+  if (args.rows <= 8) return launch_route_logits<W, 1, kRouteAhead>(device, args, beside, logits);
+  if (args.rows <= 16) return launch_route_logits<W, 2, kRouteAhead>(device, args, beside, logits);
+  if (args.rows <= 64) return launch_route_logits<W, 8, kRouteAhead>(device, args, beside, logits);
+  return launch_route_logits<W, 8, 0>(device, args, beside, logits);
 }
 
 }  // namespace glm::cuda

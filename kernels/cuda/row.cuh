@@ -3,6 +3,8 @@
 #ifndef GLM_CUDA_ROW_CUH
 #define GLM_CUDA_ROW_CUH
 
+#include <type_traits>
+
 #include "kernel.cuh"
 #include "numeric.cuh"
 
@@ -44,6 +46,19 @@ __device__ __forceinline__ void load_pack(const T* row, int32_t first, int32_t c
   }
 #pragma unroll
   for (int i = 0; i < kPack; ++i) out[i] = first + i < cols ? to_float(row[first + i]) : 0.0f;
+}
+
+/* A whole aligned pack of a row in global memory, past the L1 (beside.h). */
+template <typename T>
+__device__ __forceinline__ void load_pack_past_l1(const T* from, float out[kPack]) {
+  using Word = std::conditional_t<sizeof(PackOf<T>) == 8, uint2, uint4>;
+  PackOf<T> pack;
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(pack) / sizeof(Word)); ++i) {
+    reinterpret_cast<Word*>(&pack)[i] = __ldcg(reinterpret_cast<const Word*>(from) + i);
+  }
+#pragma unroll
+  for (int i = 0; i < kPack; ++i) out[i] = to_float(pack.values[i]);
 }
 
 template <typename T>

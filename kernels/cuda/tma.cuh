@@ -24,6 +24,30 @@ __device__ __forceinline__ void barrier_arrive_at(uint64_t* barrier, uint32_t ra
       : "memory");
 }
 
+/* Where this block's shared memory lies in block `rank` of the cluster. */
+__device__ __forceinline__ uint32_t cluster_address(const void* shared, uint32_t rank) {
+  uint32_t address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(shared)), "r"(rank));
+  return address;
+}
+__device__ __forceinline__ void store_remote(uint32_t address, float value) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+}
+
+/* Arrives there after what the warp has stored there; for barrier_wait_cluster. */
+__device__ __forceinline__ void barrier_arrive_cluster(uint64_t* barrier, uint32_t rank) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(cluster_address(barrier, rank))
+               : "memory");
+}
+__device__ __forceinline__ void barrier_wait_cluster(uint64_t* barrier, int parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nwait_again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n@!done bra wait_again;\n}" ::"r"(
+          shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+
 /* The map's box at (column, row) to `to`; its bytes count at `full`. */
 __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, int column, int row, uint64_t* full) {
   asm volatile(

@@ -13,6 +13,7 @@
 #include "kernel.cuh"
 #include "mbarrier.cuh"
 #include "stream_tile.cuh"
+#include "tma.cuh"
 #include "wgmma.cuh"
 
 namespace glm::cuda {
@@ -97,9 +98,9 @@ struct WgmmaPipe {
   }
   __device__ __forceinline__ uint8_t* tokens(const Place& at) const { return weights(at) + kWgmmaWeightBytes; }
 
-  /* By the whole block, before anything else. */
-  __device__ __forceinline__ void init() const {
-    if (threadIdx.x == 0) ring->init(2 * kLoaderThreads, kWarpgroup / kWarp);
+  /* By the whole block, before anything else. token_threads: that arrive for a stage's tokens. */
+  __device__ __forceinline__ void init(int token_threads = kLoaderThreads) const {
+    if (threadIdx.x == 0) ring->init(kLoaderThreads + token_threads, kWarpgroup / kWarp);
     __syncthreads();
   }
 
@@ -117,6 +118,14 @@ struct WgmmaPipe {
     for (int step = steps.first; step < steps.last; ++step, at.advance()) {
       ring->wait_empty(at);
       load_step<false>(from, step, k_bytes, aligned, tokens(at), &ring->full[at.stage]);
+    }
+  }
+  /* Likewise by one thread, from row `first` of the map on, whose boxes have kTokens rows. */
+  __device__ __forceinline__ void copy_tokens(const CUtensorMap* map, int first, StepRange steps, Place& at) const {
+    for (int step = steps.first; step < steps.last; ++step, at.advance()) {
+      ring->wait_empty(at);
+      barrier_expect(&ring->full[at.stage], kTokens * kStepBytes);
+      copy_box(tokens(at), map, step * kStepBytes, first, &ring->full[at.stage]);
     }
   }
 };

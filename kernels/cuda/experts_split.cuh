@@ -1,0 +1,164 @@
+/* Gate and up of a few tokens on wgmma, FP8: a cluster of blocks splits the K of a tile while there are no more tiles than clusters, as
+ * with a single expert: else multiprocessors would have nothing to read.
+ *
+ * The sum of each step of K is sent to the block that finishes its channels, which adds them in the order of the steps: the same
+ * additions as in a tile that is not split, so the same bits. */
+#ifndef GLM_CUDA_EXPERTS_SPLIT_CUH
+#define GLM_CUDA_EXPERTS_SPLIT_CUH
+
+#include "experts_walk.cuh"
+#include "launch.h"
+#include "tma.cuh"
+
+namespace glm::cuda {
+
+/* Blocks of a cluster: each finishes the rows of a tile that one warp multiplies. */
+constexpr int kExpertSplit = kWarpgroup / kWarp;
+constexpr int kSplitChannels = kLayerChannels<ExpertLayer::kGateUp>;
+constexpr int kSplitTokens = 4;
+constexpr int kSplitWidth = 8; /* tokens of a multiply */
+constexpr int kRankRows = kWgmmaChannels / kExpertSplit;
+constexpr int kStepSums = kSplitTokens * kRankRows;
+constexpr int kMaxSplitSteps = 40; /* two blocks fit on a multiprocessor */
+
+using SplitPipe = WgmmaPipe<kSplitWidth>;
+
+/* What the blocks of a cluster send to this one. */
+struct SplitSums {
+  float* sums; /* [steps][kSplitTokens][kRankRows] */
+  uint64_t* full;
+};
+
+__host__ __device__ constexpr size_t split_sums_bytes(int steps) {
+  return sizeof(float) * steps * kStepSums;
+}
+
+/* This block's steps of a tile. */
+__device__ __forceinline__ StepRange own_steps(StepRange all) {
+  const int each = (all.last + kExpertSplit - 1) / kExpertSplit;
+  const int first = min(static_cast<int>(cluster_rank()) * each, all.last);
+  return {first, min(first + each, all.last)};
+}
+
+/* By the multiplying warps: each sends the sums of its rows to the block that finishes them. */
+template <Operand kOperand>
+__device__ __forceinline__ void multiply_split(const ExpertParams& p, const SplitPipe& pipe, const BlockScales& scales,
+                                               const SplitSums& out, StepRange steps, SplitPipe::Place& at) {
+  const uint32_t rank = threadIdx.x / kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int group = lane / 4;
+  const int token = lane % 4 * 2;
+  const uint32_t to = cluster_address(out.sums + token * kRankRows + group, rank);
+  for (int step = steps.first; step < steps.last; ++step, at.advance()) {
+    float part[4];
+    start_stage<kOperand, kSplitWidth>(part, pipe, at);
+    wgmma_wait<0>();
+    if (lane == 0) barrier_arrive(&pipe.ring->empty[at.stage]);
+    float scaled[4] = {};
+    promote<kOperand, kSplitWidth>(scaled, part, scales, step);
+    if (token >= kSplitTokens) continue;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int offset = step * kStepSums + i % 2 * kRankRows + i / 2 * 8;
+      store_remote(to + offset * sizeof(float), scaled[i]);
+    }
+  }
+  __syncwarp();
+  if (lane == 0) barrier_arrive_cluster(out.full, rank);
+}
+
+/* By the first warp: adds up this block's rows of the tile, and stores its channels. */
+template <Operand kOperand>
+__device__ __forceinline__ void finish_split(const ExpertParams& p, const ExpertPair& weights, const ExpertTile& tile,
+                                             const ExpertTables<kSplitWidth>& tables, const SplitSums& in) {
+  constexpr int kGroups = 8;
+  const int token = static_cast<int>(threadIdx.x) / kGroups;
+  const int group = static_cast<int>(threadIdx.x) % kGroups;
+  const int channel = tile.channel + static_cast<int>(cluster_rank()) * kGroups + group;
+  const RowScales rows = find_row_scales<ExpertLayer::kGateUp, kOperand>(weights, channel);
+  barrier_wait_cluster(in.full, 0);
+  if (token >= tile.count) return;
+  const float* sums = in.sums + token * kRankRows + group;
+  ExpertSums total = {};
+#pragma unroll 8
+  for (int step = 0; step < p.steps().last; ++step) {
+    total.low += sums[step * kStepSums];
+    total.high += sums[step * kStepSums + kGroups];
+  }
+  const ExpertOutputs out = finish_sums<ExpertLayer::kGateUp, kOperand>(total, tables.row_scales[0][token], rows);
+  if (channel < p.first.rows) row_of<bf16>(p.y, tables.assignments[0][token])[channel] = out.low;
+}
+
+__device__ __forceinline__ int tiles_of(const ExpertParams& p, const int32_t* offsets) {
+  int tiles = 0;
+  for (int i = 0; i < p.first.count; ++i) tiles += (offsets[i + 1] - offsets[i] + kSplitTokens - 1) / kSplitTokens;
+  return tiles * ((p.first.rows + kSplitChannels - 1) / kSplitChannels);
+}
+
+/* By the whole block: its part of its cluster's only tile, if there is one. */
+template <Operand kOperand>
+__device__ __forceinline__ void split_tile(const ExpertParams& p, const int32_t* offsets, const SplitPipe& pipe,
+                                           ExpertTables<kSplitWidth>& tables, const SplitSums& sums) {
+  ExpertWalk<kSplitChannels, kSplitTokens> walk(p, offsets, static_cast<int>(blockIdx.x) / kExpertSplit,
+                                                static_cast<int>(gridDim.x) / kExpertSplit);
+  if (!walk.find()) return;
+  const ExpertTile tile = walk.tile();
+  const ExpertPair weights = expert_weights<ExpertLayer::kGateUp>(p, tile.expert);
+  const StepRange steps = own_steps(p.steps());
+  SplitPipe::Place at;
+  switch (role_of_warp()) {
+    case Role::kLoadWeights:
+      pipe.load_weights(expert_rows<ExpertLayer::kGateUp, kOperand>(weights, tile.channel), steps, p.k_bytes,
+                        are_aligned<ExpertLayer::kGateUp, kOperand>(weights, p), at);
+      break;
+    case Role::kLoadTokens:
+      pipe.load_tokens(assignment_rows<kOperand, kSplitWidth>(p.in, tile), steps, p.k_bytes, p.tokens_aligned, at);
+      break;
+    case Role::kMultiply:
+      fill_tables<kOperand>(p.in, tile, 0, tables);
+      multiply_split<kOperand>(
+          p, pipe, find_block_scales<ExpertLayer::kGateUp, kOperand, kSplitWidth>(weights, tile.channel, 0, tables),
+          sums, steps, at);
+      if (threadIdx.x < kWarp) finish_split<kOperand>(p, weights, tile, tables, sums);
+      break;
+  }
+}
+
+template <Operand kOperand>
+__global__ void __launch_bounds__(kWgmmaThreads, 2) expert_split_kernel(const __grid_constant__ ExpertParams p) {
+  extern __shared__ uint4 shared[];
+  __shared__ Ring<wgmma_stages(kSplitWidth)> ring;
+  __shared__ ExpertTables<kSplitWidth> tables;
+  __shared__ uint64_t full;
+  const SplitPipe pipe{&ring, swizzle_aligned(reinterpret_cast<uint8_t*>(shared))};
+  uint8_t* after = pipe.stages + wgmma_stages(kSplitWidth) * wgmma_stage_bytes(kSplitWidth);
+  const SplitSums sums{reinterpret_cast<float*>(after), &full};
+  int32_t* offsets = reinterpret_cast<int32_t*>(after + split_sums_bytes(p.steps().last));
+  if (threadIdx.x == 0) barrier_init(&full, kExpertSplit);
+  begin_experts<ExpertLayer::kGateUp>(p, offsets, pipe);
+  cluster_sync(); /* barriers of all blocks are there */
+  if (tiles_of(p, offsets) <= static_cast<int>(gridDim.x) / kExpertSplit) {
+    split_tile<kOperand>(p, offsets, pipe, tables, sums);
+  } else {
+    walk_experts<ExpertLayer::kGateUp, kOperand>(p, offsets, pipe, tables);
+  }
+}
+
+inline bool is_split(const ExpertParams& p, int rows) {
+  return rows <= kSplitTokens && p.steps().last <= kMaxSplitSteps;
+}
+
+template <Operand kOperand>
+glm_status launch_split(glm_device* device, const ExpertParams& p) {
+  constexpr int kBlocksPerMultiprocessor = 2;
+  const size_t stages = static_cast<size_t>(wgmma_stages(kSplitWidth)) * wgmma_stage_bytes(kSplitWidth);
+  const size_t offsets = (static_cast<size_t>(p.first.count) + 1) * sizeof(int32_t);
+  const int clusters = device->sm_count * kBlocksPerMultiprocessor / kExpertSplit;
+  const Grid grid{dim3(static_cast<unsigned>(clusters * kExpertSplit)), kWgmmaThreads,
+                  kSwizzleAlignment + stages + split_sums_bytes(p.steps().last) + offsets, kExpertSplit};
+  return launch(device, "moe_gate_up", grid, expert_split_kernel<kOperand>, p);
+}
+
+}  // namespace glm::cuda
+
+#endif

@@ -1,0 +1,45 @@
+/* The memory that a call reads and writes, of what calls write. */
+#ifndef GLM_CUDA_TOUCHED_H
+#define GLM_CUDA_TOUCHED_H
+
+#include <cstddef>
+#include <cstdint>
+
+#include "glm/kernels.h"
+
+namespace glm::cuda {
+
+class Touched {
+ public:
+  Touched& reads(const glm_tensor& tensor, int64_t rows);
+  Touched& writes(const glm_tensor& tensor, int64_t rows);
+  Touched& writes(const void* data, size_t bytes);
+
+  /* Whether one writes what the other touches. */
+  bool meets(const Touched& other) const;
+
+ private:
+  static constexpr int kMost = 4;
+  struct Range {
+    uintptr_t begin;
+    uintptr_t end;
+    bool written;
+  };
+
+  Touched& add(const void* data, size_t bytes, bool written);
+
+  Range ranges_[kMost] = {};
+  int count_ = 0;
+};
+
+/* The last call that left room beside itself, and when that was. */
+struct LastTurn {
+  Touched touched;
+  uint64_t launches = ~uint64_t{0}; /* of the device when it ended; at first none */
+  bool ends_beside =
+      false; /* its last kernel runs beside its predecessor: that may still run after its successor's start */
+};
+
+}  // namespace glm::cuda
+
+#endif

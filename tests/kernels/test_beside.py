@@ -1,0 +1,119 @@
+"""Calls that follow each other as in a layer with experts, where neighbours may run side by side, give what they give
+one by one.
+
+A round is `norm; gate_up of the shared expert; route; silu_mul; group; down`, and its norm adds what the round before
+it wrote: a call that starts too early, or ends unseen, changes the bits of all rounds to come.
+"""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.kernels import abi
+from tests.kernels.harness import (
+    ABSENT,
+    BF16,
+    F32,
+    FP8,
+    I32,
+    Array,
+    Buffer,
+    Device,
+    assert_bits_equal,
+    output,
+    poison,
+    tensor,
+)
+from tests.kernels.matrices import Format, Weights, random_weights
+
+HIDDEN, WIDTH, EXPERTS, TOP_K, LOCAL = 1024, 192, 160, 8, 20
+ROUNDS = 12
+
+
+class AlignedWeight:
+    """As most checkpoints have them: rows start at multiples of 16 bytes."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._data = Buffer(weights.data)
+        self._scale = None if weights.scale is None else Buffer(weights.scale)
+
+    @property
+    def struct(self) -> abi.Weight:
+        rows, cols = self._data.shape
+        return abi.Weight(self._data.pointer, cols, self._scale and self._scale.pointer, 0, rows)
+
+
+class Layer:
+    """Weights, a residual stream, and the calls of a round, bound to one set of buffers."""
+
+    def __init__(self, rng: np.random.Generator, fmt: Format, rows: int) -> None:
+        self.bound = [
+            AlignedWeight(random_weights(rng, fmt, 2 * WIDTH, HIDDEN)),
+            AlignedWeight(random_weights(rng, Format.F32, EXPERTS, HIDDEN)),
+            AlignedWeight(random_weights(rng, fmt, HIDDEN, WIDTH)),
+        ]
+        self.bias = Buffer(rng.standard_normal(EXPERTS).astype(np.float32) * 0.01)
+        self.norm = Buffer(rng.uniform(0.5, 1.5, HIDDEN).astype(np.float32))
+        self.residual = tensor(rng.standard_normal((rows, HIDDEN)).astype(BF16))
+        self.delta = tensor(rng.standard_normal((rows, HIDDEN)).astype(BF16))
+        self.x, self.x_q, self.x_scale = (
+            output(rows, cols, t) for cols, t in ((HIDDEN, BF16), (HIDDEN, FP8), (1, F32))
+        )
+        self.gate_up = output(rows, 2 * WIDTH, BF16)
+        self.hidden, self.hidden_q = output(rows, WIDTH, BF16), output(rows, WIDTH, FP8)
+        self.hidden_scale = output(rows, 1, F32)
+        self.ids, self.expert_weights = output(rows, TOP_K, I32), output(rows, TOP_K, F32)
+        self.offsets, self.order = Buffer(poison((LOCAL + 1,), I32)), Buffer(poison((rows * TOP_K,), I32))
+        self.calls = self._calls(rows, fmt)
+
+    def _linear(self, rows: int, fmt: Format, forms: list[Any], weight: int, out: Any) -> abi.LinearArgs:
+        plain, q, scale = (form.struct for form in forms)
+        x = (q, scale) if fmt == Format.FP8_CHANNEL else (plain, ABSENT)
+        args = abi.LinearArgs(rows, 1, fmt, *x)
+        args.parts[0], args.out = self.bound[weight].struct, out.struct
+        return args
+
+    def _calls(self, rows: int, fmt: Format) -> list[tuple[abi.Op, Any]]:
+        x, hidden = [self.x, self.x_q, self.x_scale], [self.hidden, self.hidden_q, self.hidden_scale]
+        norm = abi.RmsNormArgs(rows, self.residual.struct, self.delta.struct, self.norm.pointer, 1e-5)
+        norm.out, norm.q, norm.scale = (form.struct for form in x)
+        route = abi.MoeRouteArgs(rows, self.x.struct, self.bound[1].struct, Format.F32, self.bias.pointer)
+        route.experts, route.top_k, route.groups, route.topk_groups = EXPERTS, TOP_K, 1, 1
+        route.normalize, route.scale = 1, 2.5
+        route.ids, route.weights = self.ids.struct, self.expert_weights.struct
+        group = abi.MoeGroupArgs(rows, self.ids.struct, TOP_K, 40, LOCAL, self.offsets.pointer, self.order.pointer)
+        return [
+            (abi.Op.RMS_NORM, norm),
+            (abi.Op.LINEAR, self._linear(rows, fmt, x, 0, self.gate_up)),
+            (abi.Op.MOE_ROUTE, route),
+            (abi.Op.SILU_MUL, abi.SiluMulArgs(rows, self.gate_up.struct, *(form.struct for form in hidden))),
+            (abi.Op.MOE_GROUP, group),
+            (abi.Op.LINEAR, self._linear(rows, fmt, hidden, 2, self.delta)),
+        ]
+
+    def run(self, device: Device, wait: Callable[[], None]) -> list[Array]:
+        sizes = (device.table.kernels.workspace_bytes(device.handle, op, ctypes.byref(args)) for op, args in self.calls)
+        workspace = Buffer(poison((max(sizes),), np.uint8))
+        device.table.kernels.set_workspace(device.handle, workspace.pointer, workspace.shape[0])
+        for op, args in self.calls * ROUNDS:
+            assert device.call(op, args) == abi.Status.OK
+            wait()
+        device.memory.wait()
+        listed = self.offsets.read()
+        return [
+            *(form.read() for form in (self.residual, self.delta, self.ids, self.expert_weights, self.hidden)),
+            *(listed, self.order.read()[: listed[-1]]),
+        ]
+
+
+@pytest.mark.parametrize("fmt", [Format.FP8_CHANNEL, Format.BF16], ids=["fp8", "bf16"])
+@pytest.mark.parametrize("rows", [1, 16, 64, 130])
+def test_neighbours_do_not_disturb_each_other(device: Device, fmt: Format, rows: int) -> None:
+    one_by_one = Layer(np.random.default_rng(7), fmt, rows).run(device, device.memory.wait)
+    for _ in range(3):
+        together = Layer(np.random.default_rng(7), fmt, rows).run(device, lambda: None)
+        for found, expected in zip(together, one_by_one, strict=True):
+            assert_bits_equal(found, expected)
