@@ -24,7 +24,7 @@ struct glm_device {
   static inline thread_local std::string last_error;
   std::byte* workspace = nullptr;
   size_t workspace_bytes = 0;
-  uint64_t launches = 0; /* of kernels */
+  uint64_t launches = 0;        /* of kernels */
   bool launched_beside = false; /* the last kernel runs beside its predecessor */
   glm::cuda::LastTurn last_turn;
   /* Of the grouping that moe_gate_up has waited for before its successor could start: what follows may read these offsets before
