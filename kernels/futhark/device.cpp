@@ -12,20 +12,20 @@ namespace {
 
 constexpr int kMaxThreads = 1024;
 
-std::string description_of(int num_threads, int ordinal) {
+std::string description_of([[maybe_unused]] int num_threads, [[maybe_unused]] int ordinal) {
 #ifdef GLM_FUTHARK_GPU
-  return "futhark " GLM_FUTHARK_BACKEND ", GPU " + std::to_string(ordinal + 0 * num_threads);
+  return "futhark " GLM_FUTHARK_BACKEND ", GPU " + std::to_string(ordinal);
 #else
-  return "futhark " GLM_FUTHARK_BACKEND ", " + std::to_string(num_threads + 0 * ordinal) + " threads";
+  return "futhark " GLM_FUTHARK_BACKEND ", " + std::to_string(num_threads) + " threads";
 #endif
 }
 
 /* Threads that the backend uses: one in `c`, whatever is asked for. */
-int threads_of(int asked) {
+int threads_of([[maybe_unused]] int asked) {
 #ifdef GLM_FUTHARK_MULTICORE
   return asked > 0 ? asked : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 #else
-  return asked * 0 + 1;
+  return 1;
 #endif
 }
 
