@@ -160,14 +160,8 @@ __device__ void merge_split(const Accumulator<kDim>& split, Accumulator<kDim>& t
   }
 }
 
-/* Up to so many rows make about two blocks a multiprocessor at 4,096 keys. Then each takes so much shared memory that no more than two fit:
- * within a step they would gather on the multiprocessors that the kernel before left first. */
-constexpr int kFewRows = 32;
-constexpr size_t kFewRowsBytes = 80 * 1024;
-
-/* Block (x, y, z): split (if kSplit), row, KV head and tile of its query heads. kFew only makes another kernel, since what it may take is
- * the kernel's attribute. */
-template <typename Kv, int kDim, bool kSplit, bool kFew>
+/* Block (x, y, z): split (if kSplit), row, KV head and tile of its query heads. */
+template <typename Kv, int kDim, bool kSplit>
 __global__ void __launch_bounds__(kAttentionThreads, kBlocksPerSm)
     attention_mma_kernel(const __grid_constant__ AttentionParams p) {
   extern __shared__ __align__(16) uint8_t raw[];
@@ -212,14 +206,10 @@ __global__ void __launch_bounds__(kAttentionThreads, kBlocksPerSm)
 template <typename Kv, int kDim>
 glm_status launch_attention(glm_device* device, const AttentionParams& p, bool split) {
   const auto tiles = static_cast<unsigned>(p.kv.kv_heads * ((p.group + kMmaHeads - 1) / kMmaHeads));
-  Grid grid{dim3(split ? static_cast<unsigned>(p.max_splits) : 1u, static_cast<unsigned>(p.units), tiles),
-            kAttentionThreads, sizeof(AttentionShared<Kv, kDim>)};
-  static_assert(sizeof(AttentionShared<Kv, kDim>) <= kFewRowsBytes);
-  if (!split) return launch(device, "paged_attention", grid, attention_mma_kernel<Kv, kDim, false, false>, p);
-  if (p.units > kFewRows)
-    return launch(device, "paged_attention", grid, attention_mma_kernel<Kv, kDim, true, false>, p);
-  grid.shared_bytes = kFewRowsBytes;
-  return launch(device, "paged_attention", grid, attention_mma_kernel<Kv, kDim, true, true>, p);
+  const Grid grid{dim3(split ? static_cast<unsigned>(p.max_splits) : 1u, static_cast<unsigned>(p.units), tiles),
+                  kAttentionThreads, sizeof(AttentionShared<Kv, kDim>)};
+  if (split) return launch(device, "paged_attention", grid, attention_mma_kernel<Kv, kDim, true>, p);
+  return launch(device, "paged_attention", grid, attention_mma_kernel<Kv, kDim, false>, p);
 }
 
 }  // namespace
