@@ -88,69 +88,26 @@ struct CombineParams {
   glm_tensor y;
   glm_tensor base;
   glm_tensor out;
-  bool settled; /* ids and weights are there before the predecessor ends */
 };
 
-constexpr int kJoined = 8;
-constexpr int kLoaded = 4; /* experts of a token whose outputs are loaded at once */
-
-/* Of kJoined experts of a token from `first` on: which are local, and their weights. */
-struct JoinedExperts {
-  bool local[kJoined];
-  float weights[kJoined];
-};
-
-__device__ __forceinline__ JoinedExperts find_joined(const CombineParams& p, int64_t row, int32_t first) {
+template <typename Act>
+__global__ void combine_kernel(const __grid_constant__ CombineParams p) {
+  begin_kernel();
+  const int64_t row = blockIdx.x;
   const int32_t* ids = row_of<int32_t>(p.ids, row);
   const float* weights = row_of<float>(p.weights, row);
-  JoinedExperts joined;
-#pragma unroll
-  for (int i = 0; i < kJoined; ++i) {
-    const int32_t j = min(first + i, p.top_k - 1);
-    const int32_t expert = __ldcg(ids + j) - p.first;
-    joined.local[i] = first + i < p.top_k && expert >= 0 && expert < p.count;
-    joined.weights[i] = __ldcg(weights + j);
-  }
-  return joined;
-}
-
-/* Adds columns [column, column + 8) of their outputs, in order. */
-template <typename Act>
-__device__ __forceinline__ void add_joined(const CombineParams& p, int64_t row, int32_t first, int32_t column,
-                                           const JoinedExperts& joined, float sums[kPack]) {
-#pragma unroll
-  for (int begin = 0; begin < kJoined; begin += kLoaded) {
-    float values[kLoaded][kPack] = {};
-#pragma unroll
-    for (int i = 0; i < kLoaded; ++i) {
-      if (!joined.local[begin + i]) continue;
-      load_pack(row_of<Act>(p.y, row * p.top_k + first + begin + i), column, p.out.cols, values[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < kLoaded; ++i) {
-      if (!joined.local[begin + i]) continue;
-#pragma unroll
-      for (int k = 0; k < kPack; ++k) sums[k] += joined.weights[begin + i] * values[i][k];
-    }
-  }
-}
-
-template <typename Act>
-__global__ void __launch_bounds__(kMaxRowThreads) combine_kernel(const __grid_constant__ CombineParams p) {
-  release_successor();
-  if (!p.settled) wait_for_predecessor();
-  const int64_t row = blockIdx.x;
-  const JoinedExperts joined = find_joined(p, row, 0);
-  wait_for_predecessor();
-  for_each_pack(p.out.cols, [&](int32_t column) {
-    if (column >= p.out.cols) return;
+  for_each_pack(p.out.cols, [&](int32_t first) {
+    if (first >= p.out.cols) return;
     float sums[kPack] = {};
-    if (p.base.data != nullptr) load_pack(row_of<Act>(p.base, row), column, p.out.cols, sums);
-    add_joined<Act>(p, row, 0, column, joined, sums);
-    for (int32_t first = kJoined; first < p.top_k; first += kJoined) {
-      add_joined<Act>(p, row, first, column, find_joined(p, row, first), sums);
+    if (p.base.data != nullptr) load_pack(row_of<Act>(p.base, row), first, p.out.cols, sums);
+    for (int32_t j = 0; j < p.top_k; ++j) {
+      if (ids[j] < p.first || ids[j] >= p.first + p.count) continue;
+      float values[kPack];
+      load_pack(row_of<Act>(p.y, row * p.top_k + j), first, p.out.cols, values);
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) sums[i] += weights[j] * values[i];
     }
-    store_pack(row_of<Act>(p.out, row), column, p.out.cols, sums);
+    store_pack(row_of<Act>(p.out, row), first, p.out.cols, sums);
   });
 }
 
@@ -208,12 +165,11 @@ size_t moe_down_workspace(const glm_moe_down_args* args) {
 
 glm_status moe_down(glm_device* device, const glm_moe_down_args* args) {
   const glm_tensor y{device->workspace, args->out.dtype, args->down.rows, args->down.rows};
-  const bool settled = device->settled_offsets == args->offsets;
   const glm_status status =
       multiply(device, {inputs_of(*args), args->down, y}, args->rows, device->workspace + y_bytes(*args));
   if (status != GLM_OK) return status;
   const CombineParams combine{args->top_k, args->down.first, args->down.count, args->ids, args->weights,
-                              y,           args->base,       args->out,        settled};
+                              y,           args->base,       args->out};
   const Grid grid{dim3(static_cast<unsigned>(args->rows)), row_threads(args->out.cols)};
   return with_act(args->out.dtype, [&](auto act) {
     return launch(device, "moe_down (combine)", grid, combine_kernel<typename decltype(act)::type>, combine);
