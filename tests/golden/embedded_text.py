@@ -46,7 +46,7 @@ PROMPTS = (
 )
 TOKENS = 48
 # Between two right tables. Sums in another order flip FP8 codes in each of 30 layers: the CPU's own instruction sets
-# differ by 0.47 and 0.68 within the first 8 tokens after these prompts.
+# differ by 0.50 and 0.68 within the first 12 tokens after these prompts.
 SPREAD_TOLERANCE = 1.0  # standard deviation of a step's differences: a softmax does not see their mean
 LEAD_TOLERANCE = 1.0  # of one token over another, where the texts part
 SCORED_TOKENS = 960
