@@ -12,8 +12,8 @@ import pytest
 from engine_worker.models.exchange import Exchanges
 from engine_worker.models.layout import ONE_RANK, Parallelism
 from engine_worker.runtime.records import Sampling
-from tests.golden.session import Logits, Piece, open_session, relative_error
-from tests.golden.test_parallel import BY_NAME, FP8_TYPICAL, TOLERANCE, generate, gpus, shuffled, tokens_of
+from tests.golden.session import Logits, Piece, generate, open_session, relative_error
+from tests.golden.test_parallel import BY_NAME, FP8_TYPICAL, TOLERANCE, gpus, shuffled, tokens_of
 
 __all__ = ["gpus"]  # a fixture of every test here too
 
