@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,8 +14,6 @@ from deploy.models.store import MANIFEST, cache_root
 CUDA_TABLE = "kernel table cuda"
 # In what is found of a table that does not run.
 UNUSABLE = "not usable here"
-# Where `make toolchains` puts Terra and Futhark, unless they are on PATH.
-TOOLCHAINS = Path(os.environ.get("GLM_TOOLCHAINS") or Path(__file__).parents[2] / "build" / "toolchains")
 
 
 @dataclass(frozen=True)
@@ -98,14 +94,16 @@ def _shared_object(part: str, name: str, remedy: str) -> Finding:
 
 
 def _tool(name: str, remedy: str) -> Finding:
-    path = shutil.which(name, path=os.pathsep.join((str(TOOLCHAINS / "bin"), os.environ.get("PATH", ""))))
-    return Finding(name, path, "" if path else remedy)
+    from engine_worker.driver.toolchain import find_compiler  # noqa: PLC0415
+
+    path = find_compiler(name)
+    return Finding(name, str(path)) if path else Finding(name, None, remedy)
 
 
 def _terra() -> Finding:
-    from engine_worker.driver.toolchain import LINKER_REMEDY, TERRA_REMEDY, find_linker, find_terra  # noqa: PLC0415
+    from engine_worker.driver.toolchain import LINKER_REMEDY, TERRA_REMEDY, find_compiler, find_linker  # noqa: PLC0415
 
-    path = find_terra()
+    path = find_compiler("terra")
     if path is None:
         return Finding("terra", None, f"executor terra needs it: {TERRA_REMEDY}")
     if find_linker() is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from engine_worker.errors import UnsupportedError
 
-# Where `make toolchains` puts Terra, unless it is on PATH.
+# Where `make toolchains` puts Terra and Futhark, unless they are on PATH.
 TOOLCHAINS = Path(os.environ.get("GLM_TOOLCHAINS") or Path(__file__).parents[2] / "build" / "toolchains")
 TERRA_REMEDY = "`make toolchains`, or set GLM_TOOLCHAINS to a directory with bin/terra"
 LINKER_REMEDY = "install gcc or clang, or set CC"
@@ -23,8 +23,9 @@ class Toolchain:
     linker: Path
 
 
-def find_terra() -> Path | None:
-    found = shutil.which("terra", path=os.pathsep.join((str(TOOLCHAINS / "bin"), os.environ.get("PATH", ""))))
+def find_compiler(name: str) -> Path | None:
+    """`terra`, `futhark`, ...: among the toolchains or on PATH."""
+    found = shutil.which(name, path=os.pathsep.join((str(TOOLCHAINS / "bin"), os.environ.get("PATH", ""))))
     return None if found is None else Path(found)
 
 
@@ -47,7 +48,7 @@ def terra_version(terra: Path) -> str:
 
 def find_toolchain() -> Toolchain:
     """Raises UnsupportedError with what is missing and how to get it."""
-    terra, linker = find_terra(), find_linker()
+    terra, linker = find_compiler("terra"), find_linker()
     if terra is None:
         raise UnsupportedError(f"executor terra: no terra in {TOOLCHAINS / 'bin'} or on PATH: {TERRA_REMEDY}")
     if linker is None:

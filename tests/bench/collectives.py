@@ -199,15 +199,21 @@ def print_sum(found: Sum) -> None:
     print(f"{found.bytes / 1024:9.0f} KB{columns}", flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def begin(description: str | None) -> tuple[argparse.Namespace, Ranks, Nccl | None, dict[str, object]]:
+    """The command line's options, what it asks for, and what a record of the run begins with."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    ranks = Ranks(options.ranks)
-    description = ranks.benches[0].kernels.device_description(ranks.benches[0].handle).decode()
-    nccl = load_nccl(options.ranks)
-    print(f"{options.ranks} ranks, each {description}; {nccl.version if nccl else 'no NCCL'}")
+    ranks, nccl = Ranks(options.ranks), load_nccl(options.ranks)
+    device = ranks.benches[0].kernels.device_description(ranks.benches[0].handle).decode()
+    print(f"{options.ranks} ranks, each {device}; {nccl.version if nccl else 'no NCCL'}")
+    record = {"device": device, "ranks": options.ranks, "nccl": nccl.version if nccl else None}
+    return options, ranks, nccl, record
+
+
+def main() -> None:
+    options, ranks, nccl, record = begin(__doc__)
     exchanges = [*measure_norms(ranks), *measure_samples(ranks)]
     for exchange in exchanges:
         print(f"{exchange.name:40s} {exchange.rows:4d} rows {exchange.microseconds:8.1f} us", flush=True)
@@ -216,7 +222,6 @@ def main() -> None:
         print_sum(found)
         sums.append(found)
     if options.json:
-        record = {"device": description, "ranks": options.ranks, "nccl": nccl.version if nccl else None}
         found_all = {"sums": [asdict(one) for one in sums], "exchanges": [asdict(one) for one in exchanges]}
         options.json.write_text(json.dumps({**record, **found_all}, indent=1) + "\n")
 

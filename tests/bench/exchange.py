@@ -6,17 +6,15 @@ the two sums that `replicate` takes. Measured as tests.bench.collectives does.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 
-from tests.bench.collectives import HIDDEN, Call, Exchange, Ranks, Sum, print_sum, run_op, shape_of
+from tests.bench.collectives import HIDDEN, Call, Exchange, Ranks, Sum, begin, print_sum, run_op, shape_of
 from tests.bench.cuda_bench import CudaBench, tensor
-from tests.bench.nccl import Nccl, load_nccl
+from tests.bench.nccl import Nccl
 from tests.kernels import abi
 from tests.kernels.abi import Dtype, Op
 
@@ -78,14 +76,7 @@ def measure_layer(ranks: Ranks, rows: int) -> Iterator[Exchange]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    ranks = Ranks(options.ranks)
-    description = ranks.benches[0].kernels.device_description(ranks.benches[0].handle).decode()
-    nccl = load_nccl(options.ranks)
-    print(f"{options.ranks} ranks, each {description}; {nccl.version if nccl else 'no NCCL'}")
+    options, ranks, nccl, record = begin(__doc__)
     exchanges = []
     for rows in ROWS:
         for exchange in measure_layer(ranks, rows):
@@ -99,7 +90,6 @@ def main() -> None:
             print_sum(found)
             parts[op.name.lower()].append(asdict(found))
     if options.json:
-        record = {"device": description, "ranks": options.ranks, "nccl": nccl.version if nccl else None}
         options.json.write_text(json.dumps({**record, "exchanges": exchanges, **parts}, indent=1) + "\n")
 
 
