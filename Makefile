@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 PROTOS := $(shell find protos -name '*.proto')
 NATIVE_SOURCES := $(shell find native kernels tests/native -name '*.cpp' -o -name '*.h' -o -name '*.map' -o -name 'CMakeLists.txt')
 CXX_FORMATTED := $(shell find native kernels tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+SHELL_SCRIPTS := .ci/run $(shell find native deploy -name '*.sh')
 MODEL := smollm2-135m-glm
 CUDA_TOOLKIT := $(CURDIR)/build/cuda-toolkit/nvidia/cu13
 CUDA_PACKAGES := nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88 \
@@ -77,6 +78,7 @@ lint: build/protos.stamp
 	mypy protos/glmserve/service router engine_worker deploy tests
 	lint-imports
 	clang-format --dry-run --Werror $(CXX_FORMATTED)
+	shellcheck $(SHELL_SCRIPTS)
 	buf lint
 	buf breaking --against protos/baseline.json
 

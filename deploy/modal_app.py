@@ -12,6 +12,9 @@ Chosen by the environment when the app is built, because that is when Modal fixe
                        asks for Modal's own proxy tokens, and gRPC, which has none, is not let out
     GLM_MODAL_MIN, GLM_MODAL_MAX    containers kept, and at most; 0 and 1
 
+`modal dict items glmserve` lists the gRPC address of each container. Modal starts and keeps containers by HTTP requests
+alone: for clients that speak only gRPC set GLM_MODAL_MIN to 1.
+
 Each step is a function of deploy.steps, as `glm deploy` calls it.
 """
 
@@ -19,17 +22,25 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import modal
+
+if TYPE_CHECKING:
+    from deploy.local import LocalCluster
 
 SOURCE = Path(__file__).resolve().parent.parent
 INSTALLED = "/opt/glmserve"
 VOLUME = Path("/volume")
+KEYS_FILE = Path("/run/glmserve-keys.toml")
 HTTP_PORT = 8000
 GRPC_PORT = 50050
+# Modal kills a container 30 s after it has asked it to stop: time for running requests, then for the services to end.
+DRAIN_SECONDS = 20
 _MINUTE = 60
 _IGNORED = [".git", ".venv", "build", "engine_worker/lib", "**/__pycache__", "**/*.pyc"]
 
@@ -54,8 +65,8 @@ class Deployment:
             gpu=gpu,
             model=os.environ.get("GLM_MODAL_MODEL", cls.model),
             keys_secret=os.environ.get("GLM_MODAL_KEYS") or None,
-            min_containers=int(os.environ.get("GLM_MODAL_MIN", cls.min_containers)),
-            max_containers=int(os.environ.get("GLM_MODAL_MAX", cls.max_containers)),
+            min_containers=_count("GLM_MODAL_MIN", cls.min_containers, least=0),
+            max_containers=_count("GLM_MODAL_MAX", cls.max_containers, least=1),
         )
 
     @property
@@ -75,8 +86,15 @@ class Deployment:
 
     def router_args(self, keys_file: Path | None) -> list[str]:
         """Plain text inside the container: Modal's tunnel and proxy end TLS before it."""
-        args = ["--http-listen", f"0.0.0.0:{HTTP_PORT}", "--insecure"]
+        args = ["--http-listen", f"0.0.0.0:{HTTP_PORT}", "--drain-s", str(DRAIN_SECONDS), "--insecure"]
         return args if keys_file is None else [*args, "--keys-file", str(keys_file)]
+
+
+def _count(variable: str, default: int, least: int) -> int:
+    given = os.environ.get(variable, str(default))
+    if not given.isdecimal() or int(given) < least:
+        raise ValueError(f"{variable} is {given!r}; allowed: a number of containers, {least} or more")
+    return int(given)
 
 
 DEPLOYMENT = Deployment.from_environment()
@@ -181,25 +199,8 @@ class Server:
     @modal.enter()
     def start(self) -> None:
         """Returns once a warm-up generation has gone through: only then does Modal route to the container."""
-        from contextlib import ExitStack  # noqa: PLC0415
-
-        from deploy.local import LocalOptions, local_cluster  # noqa: PLC0415
-
-        self._stack = ExitStack()
-        options = LocalOptions(
-            _checkpoint(),
-            listen=f"0.0.0.0:{GRPC_PORT}",
-            worker_args=DEPLOYMENT.worker_args,
-            router_args=DEPLOYMENT.router_args(_keys_file()),
-            echo=True,
-            start_seconds=3600.0,
-        )
-        self._cluster = self._stack.enter_context(local_cluster(options, print))
-        if DEPLOYMENT.keys_secret is not None:
-            tunnel = self._stack.enter_context(modal.forward(GRPC_PORT, h2_enabled=True))
-            host, port = tunnel.tls_socket
-            modal.Dict.from_name("glmserve", create_if_missing=True)["grpc"] = f"{host}:{port}"
-            print(f"gRPC with TLS at {host}:{port}")
+        self._open = ExitStack()
+        self._open.enter_context(serving())
 
     @modal.web_server(HTTP_PORT, startup_timeout=60 * _MINUTE, requires_proxy_auth=DEPLOYMENT.keys_secret is None)
     def serve(self) -> None:
@@ -207,8 +208,34 @@ class Server:
 
     @modal.exit()
     def stop(self) -> None:
-        """SIGTERM to the router, then to the worker: both drain what runs."""
-        self._stack.close()
+        """Drain, and end the services."""
+        self._open.close()
+
+
+@contextmanager
+def serving() -> Iterator[LocalCluster]:
+    """Worker and router for the time of the block, and with keys a tunnel to the router's gRPC.
+
+    At the end, in this order: the address is no longer listed, the router drains, the worker ends, the tunnel is cut.
+    """
+    from deploy.local import LocalOptions, local_cluster  # noqa: PLC0415
+
+    options = LocalOptions(
+        _checkpoint(),
+        listen=f"0.0.0.0:{GRPC_PORT}",
+        worker_args=DEPLOYMENT.worker_args,
+        router_args=DEPLOYMENT.router_args(_keys_file()),
+        echo=True,
+        start_seconds=3600.0,
+    )
+    if DEPLOYMENT.keys_secret is None:
+        with local_cluster(options, print) as cluster:
+            yield cluster
+    else:
+        with modal.forward(GRPC_PORT, h2_enabled=True) as tunnel, local_cluster(options, print) as cluster:
+            host, port = tunnel.tls_socket
+            with _listed(f"{host}:{port}"):
+                yield cluster
 
 
 @app.local_entrypoint()
@@ -254,11 +281,27 @@ def _kept(step: str, report: dict[str, Any]) -> dict[str, Any]:
 
 
 def _keys_file() -> Path | None:
-    """The secret as the file that the router reads."""
-    keys = os.environ.get("GLM_KEYS_TOML")
-    if keys is None:
+    """The secret as the file that the router reads. RuntimeError: without its keys anybody would be let in."""
+    if DEPLOYMENT.keys_secret is None:
         return None
-    path = Path("/run/glmserve-keys.toml")
-    path.touch(mode=0o600)
-    path.write_text(keys)
-    return path
+    keys = os.environ.get("GLM_KEYS_TOML")
+    if not keys:
+        raise RuntimeError(
+            f"the secret {DEPLOYMENT.keys_secret!r} has no GLM_KEYS_TOML: put a keys file there (`glm key create`)"
+        )
+    KEYS_FILE.touch(mode=0o600)
+    KEYS_FILE.write_text(keys)
+    return KEYS_FILE
+
+
+@contextmanager
+def _listed(address: str) -> Iterator[None]:
+    """This container's gRPC address, where clients find it, for the time of the block."""
+    listed = modal.Dict.from_name("glmserve", create_if_missing=True)
+    container = os.environ["MODAL_TASK_ID"]
+    listed[container] = address
+    print(f"gRPC with TLS at {address}")
+    try:
+        yield
+    finally:
+        listed.pop(container)

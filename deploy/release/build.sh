@@ -18,7 +18,8 @@ wheel() {
   git archive HEAD | tar --extract --directory "$1"
   (
     cd "$1"
-    python -m grpc_tools.protoc --proto_path=protos --python_out=protos --grpc_python_out=protos $(find protos -name '*.proto')
+    find protos -name '*.proto' -exec \
+      python -m grpc_tools.protoc --proto_path=protos --python_out=protos --grpc_python_out=protos {} +
     if [ "$2" = native ]; then
       export CXXFLAGS="-ffile-prefix-map=$PWD=/glmserve"
       cmake -S native -B build/native -G Ninja -DCMAKE_BUILD_TYPE=Release > build.log

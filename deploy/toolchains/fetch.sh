@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Fetches the pinned release tarballs of Terra and Futhark, checks them and unpacks them: fetch.sh DIRECTORY.
-# SHA256SUMS pins them. One that it does not name yet is recorded there on first use: commit that line.
+# Nothing is unpacked whose SHA-256 is not the one in SHA256SUMS.
 set -euo pipefail
 
 TERRA=terra-Linux-x86_64-cc543db
@@ -21,15 +21,14 @@ for url in "${sources[@]}"; do
     echo "cannot fetch $url: on a machine without open internet put $name into $into/downloads by hand" >&2
     exit 1
   }
-  if grep --quiet " $name\$" "$sums"; then
-    (cd "$into/downloads" && grep " $name\$" "$sums" | sha256sum --check --quiet) || {
-      echo "$file is not what SHA256SUMS pins: delete it and fetch again" >&2
-      exit 1
-    }
-  else
-    (cd "$into/downloads" && sha256sum "$name") | tee -a "$sums"
-    echo "recorded in $sums: compare it with the project's release page, and commit it" >&2
-  fi
+  pinned=$(grep " $name\$" "$sums") || {
+    echo "$sums does not pin $name: add the SHA-256 from its release page, as a line 'SUM  $name'" >&2
+    exit 1
+  }
+  (cd "$into/downloads" && sha256sum --check --quiet <<< "$pinned") || {
+    echo "$file is not what $sums pins: delete it and fetch again" >&2
+    exit 1
+  }
   tar --extract --file "$file" --directory "$into"
 done
 ln -sfn "../$TERRA/bin/terra" "$into/bin/terra"
