@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from prometheus_client.process_collector import ProcessCollector
 
 from engine_worker.expert_loads import ExpertLoads
@@ -18,7 +19,8 @@ from glmserve.engine.v1 import engine_pb2
 from router.telemetry import RequestRecord, RouterTelemetry
 from tests.unit.telemetry_harness import recorded
 
-DASHBOARDS = Path(__file__).parents[2] / "deploy" / "dashboards"
+DEPLOY = Path(__file__).parents[2] / "deploy"
+DASHBOARDS = DEPLOY / "dashboards"
 # Prometheus' functions, operators and label matchers are not metrics.
 WORDS = {
     *("absent", "and", "by", "histogram_quantile", "max", "rate", "scalar", "sum"),
@@ -72,6 +74,15 @@ def test_every_metric_named_exists(source: object, least: int) -> None:
         found = metrics(expression)
         assert found, f"no metric in {expression}"
         assert found <= names, f"{sorted(found - names)} in {expression}"
+
+
+def test_the_autoscaler_follows_what_its_comment_makes_of_a_metric() -> None:
+    text = (DEPLOY / "kubernetes" / "base" / "router-scaling.yaml").read_text()
+    followed = yaml.safe_load(text)["spec"]["metrics"][0]["external"]["metric"]["name"]
+    (query,) = re.findall(r"metricsQuery: '(.*)'", text)
+    assert f"name: {{as: {followed}}}" in text
+    assert metrics(query) == {"glm_worker_queue_duration_seconds_bucket"}
+    assert metrics(query) <= exposed()
 
 
 def test_a_metric_that_does_not_exist_is_found() -> None:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 import yaml
 
+from deploy.cli.main import app
+from deploy.models.catalog import DEFAULT_MODEL
 from engine_worker.config import WorkerConfig
 from router.config import RouterConfig
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-OVERLAYS = ("base", "overlays/h100x8", "overlays/embedded", "bench")
+OVERLAYS = ("base", "overlays/h100x8", "overlays/embedded", "download", "bench")
+PROJECT = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
 CONFIGS: dict[str, type[RouterConfig] | type[WorkerConfig]] = {"router": RouterConfig, "worker": WorkerConfig}
 
 
@@ -44,6 +50,17 @@ def pod_specs(overlay: str) -> list[dict[str, Any]]:
     ]
 
 
+def ports(container: dict[str, Any]) -> dict[str, int]:
+    return {port["name"]: port["containerPort"] for port in container["ports"]}
+
+
+def compose() -> dict[str, Any]:
+    """The services of the compose file, by name."""
+    services: dict[str, Any] = yaml.safe_load((DEPLOY / "container" / "compose.yaml").read_text())["services"]
+    assert set(services) == set(CONFIGS)
+    return services
+
+
 def accepted(service: str, args: Sequence[str], tmp_path: Path) -> RouterConfig | WorkerConfig:
     """The service's settings, with files and directories that exist in the container made up here."""
     local = []
@@ -56,6 +73,17 @@ def accepted(service: str, args: Sequence[str], tmp_path: Path) -> RouterConfig 
             value = str(path)
         local.append(f"{flag}={value}" if value else flag)
     return CONFIGS[service].load(local, prog=f"glm {service}")
+
+
+def parsed(command: Sequence[str]) -> str:
+    """The path of a `glm` command whose arguments the command line takes; typer exits otherwise."""
+    found, args = typer.main.get_command(app), list(command[1:])
+    path = [command[0]]
+    while isinstance(found, typer.core.TyperGroup):
+        path.append(args.pop(0))
+        found = found.commands[path[-1]]
+    found.make_context("", args)
+    return " ".join(path)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -81,9 +109,58 @@ def test_services_take_the_flags_of_the_manifests(overlay: str, tmp_path: Path) 
     seen = set()
     for spec in pod_specs(overlay):
         for container in spec["containers"]:
-            accepted(container["name"], container["args"], tmp_path / container["name"])
-            seen.add(container["name"])
+            if container["name"] in CONFIGS:
+                accepted(container["name"], container["args"], tmp_path / container["name"])
+                seen.add(container["name"])
     assert seen == set(CONFIGS)
+
+
+@pytest.mark.parametrize(("overlay", "command"), [("bench", "glm bench serve"), ("download", "glm deploy download")])
+def test_the_command_line_takes_what_jobs_run(overlay: str, command: str) -> None:
+    (container,) = pod_specs(overlay)[0]["containers"]
+    assert parsed([*container["command"], *container["args"]]) == command
+
+
+def test_the_command_line_takes_what_probes_run() -> None:
+    worker = next(spec for spec in pod_specs("base") if spec["containers"][0]["name"] == "worker")["containers"][0]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        command = worker[probe]["exec"]["command"]
+        assert parsed(command) == "glm probe"
+        assert f"--target=localhost:{ports(worker)['grpc']}" in command
+    for service in compose().values():
+        assert parsed(service["healthcheck"]["test"][1:]) == "glm probe"
+
+
+def test_the_embedded_overlay_downloads_the_model_that_it_serves() -> None:
+    models = {arg for spec in pod_specs("overlays/embedded") for arg in spec["containers"][0]["args"] if "model" in arg}
+    assert models == {f"--model={DEFAULT_MODEL}", f"--model=/volume/models/{DEFAULT_MODEL}"}
+
+
+def test_ports_of_services_and_policies_are_those_of_the_containers() -> None:
+    documents = rendered("base")
+    pods = {
+        document["metadata"]["name"]: document["spec"]["template"]
+        for document in documents
+        if document["kind"] in ("Deployment", "StatefulSet")
+    }
+    listening = {name: set(ports(pod["spec"]["containers"][0]).values()) for name, pod in pods.items()}
+    for document in documents:
+        if document["kind"] in ("Service", "NetworkPolicy"):
+            name, spec = document["metadata"]["name"], document["spec"]
+            incoming = (
+                spec["ports"] if document["kind"] == "Service" else [p for i in spec["ingress"] for p in i["ports"]]
+            )
+            assert {port["port"] for port in incoming} <= listening[name]
+            selector = spec.get("selector") or spec["podSelector"]["matchLabels"]
+            assert selector.items() <= pods[name]["metadata"]["labels"].items()
+
+
+def test_images_are_of_this_version() -> None:
+    images = {
+        container["image"] for overlay in OVERLAYS for spec in pod_specs(overlay) for container in spec["containers"]
+    }
+    images |= {service["image"] for service in compose().values()}
+    assert images == {f"glmserve-{name}:{PROJECT['version']}" for name in CONFIGS}
 
 
 def test_the_real_model_gets_eight_gpus_and_as_many_ranks() -> None:
@@ -102,11 +179,10 @@ def test_a_pod_has_time_to_drain() -> None:
 
 
 def test_compose_passes_flags_that_the_services_take(tmp_path: Path) -> None:
-    services = yaml.safe_load((DEPLOY / "container" / "compose.yaml").read_text())["services"]
-    for name in CONFIGS:
-        args = [arg.replace("${GLM_RANKS:-8}", "8") for arg in services[name]["command"]]
+    for name, service in compose().items():
+        args = [re.sub(r"\$\{\w+:-(.*?)\}", r"\1", arg) for arg in service["command"]]
         accepted(name, args, tmp_path / name)
-        assert services[name]["cap_drop"] == ["ALL"]
+        assert service["cap_drop"] == ["ALL"]
 
 
 def test_the_container_file_passes_its_linter() -> None:
