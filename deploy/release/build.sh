@@ -39,5 +39,8 @@ for kind in any native; do
   cmp "$first" "$second" || { echo "$(basename "$first") is not reproducible: two builds differ" >&2; exit 1; }
   cp "$first" "$dist"
 done
-cyclonedx-py environment --output-reproducible --of JSON --pyproject pyproject.toml --output-file "$dist/sbom.cdx.json" .venv
+# Of what a user installs, not of the tools here.
+python -m venv --without-pip "$scratch/installed"
+python -m pip --python "$scratch/installed/bin/python" install --quiet "$dist"/*-any.whl
+cyclonedx-py environment --output-reproducible --of JSON --pyproject pyproject.toml --output-file "$dist/sbom.cdx.json" "$scratch/installed"
 (cd "$dist" && sha256sum ./*.whl sbom.cdx.json > SHA256SUMS && cat SHA256SUMS)
