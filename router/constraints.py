@@ -21,7 +21,7 @@ from glmserve.service.deep_thread import deep_thread
 from glmserve.service.status import InvalidArgumentError
 from router.errors import UnsupportedError, echo
 from router.text.tool_calls import ToolStyle
-from router.tool_grammar import ToolRules, answer_grammar, content_rule, tool_rules
+from router.tool_grammar import SchemaError, ToolRules, answer_grammar, content_rule, tool_rules
 
 MAX_CONSTRAINT_BYTES = 1 << 16
 MAX_CHOICES = 1024
@@ -109,7 +109,10 @@ async def _tool_rules(index: int, tool: inference_pb2.Tool, style: ToolStyle, *,
         schema = json.loads(text)
         if not isinstance(schema, dict):
             raise InvalidArgumentError(field, f"{echo(text)} is not a schema of an object")
-    made = tool_rules(index, tool.name, schema, style)
+    try:
+        made = tool_rules(index, tool.name, schema, style)
+    except SchemaError as error:
+        raise InvalidArgumentError(field, echo(str(error))) from None
     await _check(field, engine_pb2.Constraint(lark=answer_grammar([made], style, forced=True, parallel=False)))
     return made
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from router.text.argument_types import STRING, ArgumentTypes, resolve_reference
+from router.text.argument_types import STRING, SchemaTypes, resolve_reference
 from router.text.tool_calls import (
     ARG_KEY,
     ARG_VALUE,
@@ -24,10 +24,15 @@ from router.text.tool_calls import (
 JSON_SPACE = r"[ \t]{1,24}|\r?\n[ \t]{0,24}"
 _ANY_TEXT = "/(?s:.*)/"
 _SHARED = ("$defs", "definitions")
-# An escape, a class, or one character.
-_REGEX_TOKENS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^]\\])*\]|.", re.DOTALL)
-# References may be circular.
+# An escape, a class, or one character. A class that nothing closes goes to the end: what is tried twice is quadratic.
+_REGEX_TOKENS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^]\\])*+(?:\]|\\?\Z)|.", re.DOTALL)
+# References may be circular, and the ways that they make more than can be gone.
 _MAX_DEPTH = 16
+_MAX_FORMS = 1024
+
+
+class SchemaError(ValueError):
+    """A tool's schema of which no grammar can be made: why."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ def tool_rules(index: int, name: str, schema: Mapping[str, Any] | None, style: T
     """`index` tells the tool's rules from those of others. `schema`: of its arguments; None: any arguments.
 
     GLM's syntax: arguments in the schema's order. Of a string's schema enum, const, pattern and lengths count; a string
-    never holds the closing tag.
+    never holds the closing tag. Raises SchemaError.
     """
     if style.syntax is ToolSyntax.JSON_LINE:
         return _json_rules(index, name, {"type": "object"} if schema is None else schema, style)
@@ -116,8 +121,9 @@ class _GlmRules:
         properties = self._schema.get("properties")
         required = self._schema.get("required")
         names = required if isinstance(required, list) else []
+        forms = _Forms(self._schema)
         for key, schema in (properties if isinstance(properties, dict) else {}).items():
-            argument = self._argument(_literal(key), list(_values(schema, self._schema, _MAX_DEPTH)))
+            argument = self._argument(_literal(key), list(forms.of(schema)))
             yield argument if key in names else f"{argument}?"
         if not properties and self._schema.get("additionalProperties") not in (None, False):
             yield self._free_argument()
@@ -164,29 +170,40 @@ class _Json:
     schema: Mapping[str, Any]
 
 
-def _values(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[_Text | _Json]:
-    """The forms in which a value of `schema`, a part of `root`, may be written."""
-    if not isinstance(schema, dict):
-        yield _Text(())  # anything
-        return
-    types = ArgumentTypes.of_schema({**_shared(root), "properties": {"value": schema}}).of("value")
-    if STRING not in types:
-        yield _Json({**_shared(root), **schema})
-        return
-    constants = [schema["const"]] if "const" in schema else schema.get("enum")
-    options = schema.get("anyOf") or schema.get("oneOf")
-    if isinstance(constants, list):
-        yield from _constants(constants)
-    elif depth and isinstance(options, list):
-        for option in options:
-            yield from _values(option, root, depth - 1)
-    elif depth and "$ref" in schema:
-        yield from _values(resolve_reference(schema["$ref"], root), root, depth - 1)
-    else:
-        yield _Text(tuple(_patterns(schema)))
-        others = sorted(types - {STRING})
-        if others and "type" in schema:
-            yield _Json({**_shared(root), **schema, "type": others})
+class _Forms:
+    """The forms in which values of `root`'s parts may be written."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._types = SchemaTypes(_shared(root))
+        self._left = _MAX_FORMS
+
+    def of(self, schema: Any, depth: int = _MAX_DEPTH) -> Iterator[_Text | _Json]:
+        """Raises SchemaError: they are too many."""
+        self._left -= 1
+        if self._left < 0:
+            raise SchemaError(f"its arguments may be written in more than {_MAX_FORMS} forms; use a simpler schema")
+        if not isinstance(schema, dict):
+            yield _Text(())  # anything
+            return
+        types = self._types.allowed(schema)
+        if STRING not in types:
+            yield _Json({**_shared(self._root), **schema})
+            return
+        constants = [schema["const"]] if "const" in schema else schema.get("enum")
+        options = schema.get("anyOf") or schema.get("oneOf")
+        if isinstance(constants, list):
+            yield from _constants(constants)
+        elif depth and isinstance(options, list):
+            for option in options:
+                yield from self.of(option, depth - 1)
+        elif depth and "$ref" in schema:
+            yield from self.of(resolve_reference(schema["$ref"], self._root), depth - 1)
+        else:
+            yield _Text(tuple(_patterns(schema)))
+            others = sorted(types - {STRING})
+            if others and "type" in schema:
+                yield _Json({**_shared(self._root), **schema, "type": others})
 
 
 def _constants(values: Sequence[Any]) -> Iterator[_Text | _Json]:
@@ -199,11 +216,21 @@ def _constants(values: Sequence[Any]) -> Iterator[_Text | _Json]:
 
 
 def _patterns(schema: Mapping[str, Any]) -> Iterator[str]:
-    pattern, least, most = (schema.get(name) for name in ("pattern", "minLength", "maxLength"))
+    pattern = schema.get("pattern")
+    least, most = _length(schema, "minLength"), _length(schema, "maxLength")
     if isinstance(pattern, str):
         yield _regex(_anywhere(pattern))
     if least is not None or most is not None:
-        yield _regex(f"(?s:.{{{int(least or 0)},{'' if most is None else int(most)}}})")
+        yield _regex(f"(?s:.{{{least or 0},{'' if most is None else most}}})")
+
+
+def _length(schema: Mapping[str, Any], name: str) -> int | None:
+    given = schema.get(name)
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+        raise SchemaError(f"{name}: {given!r} is no length; allowed: whole numbers, 0 and more")
+    return given
 
 
 def _anywhere(pattern: str) -> str:

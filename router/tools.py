@@ -16,6 +16,8 @@ from router.validation import check_count
 
 MAX_TOOLS = 256
 MAX_NAME = 128
+# Of lists and objects in each other: what reads or writes JSON by recursion needs an end.
+MAX_NESTING = 128
 _NAME = re.compile(rf'[^\s<>"\\]{{1,{MAX_NAME}}}')
 
 
@@ -61,7 +63,17 @@ def json_object(path: str, text: str) -> dict[str, Any]:
         raise InvalidArgumentError(path, f"not JSON: {error}") from None
     if not isinstance(value, dict):
         raise InvalidArgumentError(path, f"{echo(text)!r} is not a JSON object")
+    if _nests_deeper(value, MAX_NESTING):
+        raise InvalidArgumentError(path, f"lists and objects in each other deeper than {MAX_NESTING} levels")
     return value
+
+
+def _nests_deeper(value: dict[str, Any], levels: int) -> bool:
+    level: list[Any] = [value]
+    for _ in range(levels):
+        inner = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [each for values in inner for each in values if isinstance(each, dict | list)]
+    return bool(level)
 
 
 def _schema(path: str, text: str) -> dict[str, Any]:

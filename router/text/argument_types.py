@@ -38,9 +38,10 @@ class ArgumentTypes:
         """`schema`: of an object, from outside: what is not understood in it allows anything."""
         properties = schema.get("properties")
         named = properties if isinstance(properties, dict) else {}
+        types = SchemaTypes(schema)
         return cls(
-            {name: _allowed(each, schema, _MAX_DEPTH) for name, each in named.items()},
-            _allowed(schema.get("additionalProperties"), schema, _MAX_DEPTH),
+            {name: types.allowed(each) for name, each in named.items()},
+            types.allowed(schema.get("additionalProperties")),
         )
 
     def of(self, name: str) -> frozenset[str]:
@@ -99,30 +100,47 @@ def _type_of(value: object) -> str:
     return names[type(value)]
 
 
-def _allowed(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
-    if not isinstance(schema, dict) or depth == 0:
+class SchemaTypes:
+    """JSON types that schemas allow, whose references lead into `root`.
+
+    Each part is looked at once at each depth: by references the ways to it may be more than can be gone.
+    """
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        # By the identity of a part, which `root` or the caller keeps, and the depth that is left.
+        self._found: dict[tuple[int, int], frozenset[str]] = {}
+
+    def allowed(self, schema: Any, depth: int = _MAX_DEPTH) -> frozenset[str]:
+        """`schema`: from outside; what is not understood in it allows anything. `depth`: to which it is looked into."""
+        if not isinstance(schema, dict) or depth == 0:
+            return ANY
+        place = (id(schema), depth)
+        if place not in self._found:
+            self._found[place] = self._look_at(schema, depth - 1)
+        return self._found[place]
+
+    def _look_at(self, schema: Mapping[str, Any], depth: int) -> frozenset[str]:
+        result = ANY
+        for keyword, value in schema.items():
+            result &= self._by_keyword(keyword, value, depth)
+        if schema.get("nullable") is True:
+            result |= {"null"}
+        return result or ANY
+
+    def _by_keyword(self, keyword: str, value: Any, depth: int) -> frozenset[str]:
+        match keyword, value:
+            case "type", _:
+                return _declared(value)
+            case ("const", _) | ("enum", list()):
+                return frozenset(_type_of(each) for each in (value if keyword == "enum" else [value]))
+            case (("anyOf" | "oneOf"), list()):
+                return frozenset().union(*(self.allowed(each, depth) for each in value))
+            case "allOf", list():
+                return ANY.intersection(*(self.allowed(each, depth) for each in value))
+            case "$ref", _:
+                return self.allowed(resolve_reference(value, self._root), depth)
         return ANY
-    result = ANY
-    for keyword, value in schema.items():
-        result &= _by_keyword(keyword, value, root, depth - 1)
-    if schema.get("nullable") is True:
-        result |= {"null"}
-    return result or ANY
-
-
-def _by_keyword(keyword: str, value: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
-    match keyword, value:
-        case "type", _:
-            return _declared(value)
-        case ("const", _) | ("enum", list()):
-            return frozenset(_type_of(each) for each in (value if keyword == "enum" else [value]))
-        case (("anyOf" | "oneOf"), list()):
-            return frozenset().union(*(_allowed(each, root, depth) for each in value))
-        case "allOf", list():
-            return ANY.intersection(*(_allowed(each, root, depth) for each in value))
-        case "$ref", _:
-            return _allowed(resolve_reference(value, root), root, depth)
-    return ANY
 
 
 def _declared(value: Any) -> frozenset[str]:
