@@ -8,11 +8,14 @@ from typing import Final
 
 from glmserve.service.identity import Identity
 from glmserve.service.status import InvalidArgumentError
+from router.errors import echo
 from router.http.errors import Names
 from router.request_scope import REQUEST_ID_KEY
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
 _MAX_TIMEOUT_S = 24 * 3600.0
+# Of milliseconds: more than a day, and a number that may be made of digits.
+_MAX_DIGITS = 12
 
 
 class HttpCall:
@@ -32,9 +35,9 @@ class HttpCall:
         self._ended = False
         given = headers.get(TIMEOUT_HEADER)
         if given is not None:
-            if not given.isascii() or not given.isdigit():
+            if not given.isascii() or not given.isdigit() or len(given) > _MAX_DIGITS:
                 raise InvalidArgumentError(
-                    TIMEOUT_HEADER, f"{given[:20]!r} is not allowed; allowed: whole milliseconds"
+                    TIMEOUT_HEADER, f"{echo(given)!r} is not allowed; allowed: whole milliseconds, at most a day"
                 )
             self.limit_time(TIMEOUT_HEADER, int(given) / 1000)
 

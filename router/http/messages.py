@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, NoReturn
 
 from starlette.responses import JSONResponse, Response
 
@@ -29,7 +30,7 @@ async def create_message(core: InferenceCore, body: MessageRequest, call: HttpCa
     if body.stream:
         events = _events(await begun(responses), MessageEvents(model.name))
         return EventStream(events, _error_event, call.names, interval_s, _headers(call))
-    return JSONResponse(_whole(await ChatAnswer.of(responses), model.name), headers=_headers(call))
+    return JSONResponse(whole_message(await ChatAnswer.of(responses), model.name), headers=_headers(call))
 
 
 def _headers(call: HttpCall) -> dict[str, str]:
@@ -45,7 +46,8 @@ def _error_event(failure: Failure) -> bytes:
     return named_event("error", failure.anthropic(None))
 
 
-def _whole(answer: ChatAnswer, model: str) -> dict[str, Any]:
+def whole_message(answer: ChatAnswer, model: str) -> dict[str, Any]:
+    """All of an answer as one message."""
     [choice] = answer.choices
     content: list[dict[str, Any]] = []
     if choice.reasoning:
@@ -66,8 +68,19 @@ def _whole(answer: ChatAnswer, model: str) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> Any:
-    """A call that max_tokens cut short has no whole object: what there is cannot be shown in this form."""
+    """A call that max_tokens cut short has no whole object, nor has one with NaN: they cannot be shown in this form."""
     try:
-        return json.loads(arguments or "{}")
-    except ValueError:
+        return json.loads(arguments or "{}", parse_constant=_refuse_number, parse_float=_finite)
+    except (ValueError, RecursionError):
         return {}
+
+
+def _refuse_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        _refuse_number(text)
+    return value

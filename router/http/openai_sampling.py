@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from glmserve.inference.v1 import inference_pb2
 from glmserve.service.status import InvalidArgumentError
+from router.errors import echo
 from router.http.fields import json_text, set_given
 from router.http.schema_openai import Sampled, StructuredOutputs
 
@@ -36,8 +37,9 @@ def sampling_options(body: Sampled) -> inference_pb2.SamplingOptions:
     if body.seed is not None:
         options.seed = body.seed % 2**64
     for key, bias in (body.logit_bias or {}).items():
-        if not key.isascii() or not key.isdigit() or int(key) >= 2**32:
-            raise InvalidArgumentError("logit_bias", f"{key[:20]!r} is not allowed as a key; allowed: token ids")
+        # Ten digits hold any id.
+        if not key.isascii() or not key.isdigit() or len(key) > 10 or int(key) >= 2**32:
+            raise InvalidArgumentError("logit_bias", f"{echo(key)!r} is not allowed as a key; allowed: token ids")
         options.logit_bias[int(key)] = bias
     return options
 

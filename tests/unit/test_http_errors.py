@@ -44,6 +44,7 @@ def write_keys(directory: Path, **limits: int) -> Path:
         (CHAT, json.dumps({"messages": HELLO, "max_completion_tokens": 10**6}), "max_completion_tokens", "allowed"),
         (CHAT, json.dumps({"messages": HELLO, "timeout": -1}), "timeout", "-1"),
         (CHAT, json.dumps({"messages": HELLO, "logit_bias": {"99999": 1}}), "logit_bias", "99999"),
+        (CHAT, json.dumps({"messages": HELLO, "logit_bias": {"9" * 5000: 1}}), "logit_bias", "(5000 characters)"),
         ("/v1/completions", '{"prompt": ""}', "prompt", "at least one token"),
         ("/v1/completions", '{"prompt": []}', "prompt", "at least one prompt"),
         ("/v1/completions", '{"prompt": [1, -2]}', "prompt[1]", "-2"),
@@ -58,6 +59,16 @@ async def test_a_wrong_value_is_named(path: str, body: str, param: str | None, w
         assert response.status_code == 400
         assert (error["type"], error["param"]) == ("invalid_request_error", param)
         assert words in error["message"]
+
+
+@pytest.mark.parametrize(
+    "given", ["soon", "-1", "1.5", "", "0", "86400001", "9" * 400, "9" * 5000], ids=lambda g: g[:9]
+)
+async def test_a_deadline_that_is_none_is_named(given: str) -> None:
+    async with front() as f:
+        response = await f.http.post(CHAT, json={"messages": HELLO}, headers={"x-request-timeout-ms": given})
+        assert response.status_code == 400
+        assert response.json()["error"]["message"].startswith("x-request-timeout-ms: ")
 
 
 async def test_no_key_a_wrong_key_and_the_right_key_in_both_headers(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import anthropic
@@ -10,8 +11,10 @@ import pytest
 
 from glmserve.inference.v1 import inference_pb2
 from glmserve.service.status import InvalidArgumentError
+from router.http.answer import ChatAnswer
 from router.http.message_events import MessageEvents
 from router.http.message_request import message_request
+from router.http.messages import whole_message
 from router.http.schema_anthropic import MessageRequest
 from tests.unit.http_harness import HELLO, front
 from tests.unit.router_harness import EOS, encode
@@ -137,6 +140,29 @@ async def test_an_error_in_a_turn_counts_the_clients_turns() -> None:
             answer = await f.http.post(path, json={**body, **more})
             assert answer.status_code == 400
             assert answer.json()["error"]["message"].startswith("messages[2].tool_call_id:")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ('{"days": 2.5}', {"days": 2.5}),
+        ("", {}),
+        ('{"city": "Ro', {}),
+        ('{"days": NaN}', {}),
+        ('{"days": -Infinity}', {}),
+        ('{"days": 1e999}', {}),
+        pytest.param('{"a": ' * 5000 + "1" + "}" * 5000, {}, id="deep"),
+    ],
+)
+async def test_arguments_that_json_cannot_show_are_left_out(arguments: str, shown: Any) -> None:
+    call = inference_pb2.ToolCallDelta(id="t1", name="f", arguments_json=arguments)
+    finish = inference_pb2.Finish(reason=inference_pb2.FINISH_REASON_TOOL_CALLS)
+
+    async def responses() -> AsyncIterator[inference_pb2.ChatResponse]:
+        yield inference_pb2.ChatResponse(tool_calls=[call], finish=finish)
+
+    [block] = whole_message(await ChatAnswer.of(responses()), "tiny")["content"]
+    assert block == {"type": "tool_use", "id": "t1", "name": "f", "input": shown}
 
 
 def test_blocks_begin_and_end_one_after_another() -> None:
