@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from glmserve.engine.v1 import engine_pb2
 
-# Keep a response far below the message size limit: about 200 bytes a token with all its logprobs.
+# Keep a response far below the message size limit: about 200 bytes a token, of the prompt too, with all its logprobs.
 _MAX_TOKENS_PER_RESPONSE = 8192
 # Beyond that the stream is not read until the client has taken some.
 _MAX_UNREAD_REJECTIONS = 256
@@ -155,16 +155,17 @@ class SubscriberSession:
         budget = _MAX_TOKENS_PER_RESPONSE
         for request_id, merged in list(self._tokens.items()):
             count = min(budget, len(merged.token_ids))
+            prompt_logprobs = self._prompt_logprobs.pop(request_id, ())
             response.outputs.add(
                 request_id=request_id,
                 token_ids=merged.token_ids[:count],
                 logprobs=merged.logprobs[:count],
-                prompt_logprobs=self._prompt_logprobs.pop(request_id, ()),
+                prompt_logprobs=prompt_logprobs,
             )
             if count == len(merged.token_ids):
                 del self._tokens[request_id]
             else:
                 del merged.token_ids[:count], merged.logprobs[:count]
-            budget -= count
-            if not budget:
+            budget -= count + len(prompt_logprobs)
+            if budget <= 0:
                 return

@@ -99,6 +99,22 @@ async def test_a_backlog_is_sent_in_bounded_pieces_and_in_order() -> None:
     assert finished
 
 
+async def test_log_probabilities_of_prompts_count_for_the_size_of_a_response() -> None:
+    session = SubscriberSession(1, 100)
+    for request_id in (1, 2, 3):
+        session.open(request_id, "")
+        session.add_prompt_logprobs(request_id, [engine_pb2.TokenLogprobs()] * 5000)
+        session.add_token(request_id, 7, None)
+    session.grant(10)
+    sent = []
+    while len(sent) < 3:
+        response = await session.next_response()
+        assert response is not None
+        assert sum(len(output.prompt_logprobs) for output in response.outputs) <= 2 * 5000
+        sent += [(output.request_id, len(output.prompt_logprobs)) for output in response.outputs]
+    assert sent == [(1, 5000), (2, 5000), (3, 5000)]
+
+
 async def test_what_comes_for_a_request_that_is_not_open_is_dropped() -> None:
     of = session(1, credit=1)
     of.add_token(9, 5, None)
