@@ -165,10 +165,6 @@ class Scheduler:
     def num_running(self) -> int:
         return len(self._running)
 
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
-
     def check(self) -> None:
         """Raises InternalError if pages, slots and requests do not add up."""
         owners = {id(request): request for request in (*self._requests.values(), *self._fenced_requests())}

@@ -33,11 +33,11 @@ _TICK_S = 0.05
 async def gaps(router: Service, victim: Service, number: signal.Signals) -> list[float]:
     """Of each stream, the longest time between two messages, seconds; `victim` gets the signal when all have begun."""
     begun = [asyncio.Event() for _ in range(STREAMS)]
-    async with connect(router.address) as stub:
+    async with connect(router.address) as client:
 
         async def one(index: int) -> float:
             tokens, longest, last = 0, 0.0, time.perf_counter()
-            async for response in stub.Generate(request(f"Story {index}:", max_tokens=TOKENS, ignore_eos=True)):
+            async for response in client.Generate(request(f"Story {index}:", max_tokens=TOKENS, ignore_eos=True)):
                 now = time.perf_counter()
                 longest, last = (max(longest, now - last) if tokens else 0.0), now
                 tokens += len(response.token_ids)
@@ -98,9 +98,9 @@ async def tick(late: list[float]) -> None:
 
 async def router_lost() -> dict[str, float]:
     """`pages_s`: from its death until no worker holds a page of its requests."""
-    async with cluster() as (workers, router), connect(router.address) as stub:
+    async with cluster() as (workers, router), connect(router.address) as client:
         calls = [
-            stub.Generate(request(f"Story {index}:", max_tokens=3000, ignore_eos=True)) for index in range(STREAMS)
+            client.Generate(request(f"Story {index}:", max_tokens=3000, ignore_eos=True)) for index in range(STREAMS)
         ]
         for call in calls:
             await call.read()

@@ -14,7 +14,7 @@ from glmserve.inference.v1 import inference_pb2_grpc as rpc
 from tests.bench.machine import cpu_seconds
 
 if TYPE_CHECKING:
-    from glmserve.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub as Stub
+    from glmserve.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub as Client
 
 STREAMS = 64
 TOKENS = 64
@@ -31,11 +31,11 @@ def router_cpu_us_per_token(model_dir: Path) -> float:
 
 async def _load(address: str) -> None:
     async with grpc.aio.insecure_channel(address) as channel:
-        stub: Stub = rpc.InferenceServiceStub(channel)
-        await asyncio.gather(*(_stream(stub, i) for i in range(STREAMS)))
+        client: Client = rpc.InferenceServiceStub(channel)
+        await asyncio.gather(*(_stream(client, i) for i in range(STREAMS)))
 
 
-async def _stream(stub: Stub, number: int) -> None:
+async def _stream(client: Client, number: int) -> None:
     sampling = pb.SamplingOptions(temperature=1.0, seed=number, max_tokens=TOKENS, ignore_eos=True)
-    async for _ in stub.Generate(pb.GenerateRequest(prompt="Once upon a time", sampling=sampling)):
+    async for _ in client.Generate(pb.GenerateRequest(prompt="Once upon a time", sampling=sampling)):
         pass

@@ -88,8 +88,8 @@ def services(*made: Service) -> Iterator[None]:
 
 async def wait_health(address: str, serving: bool, service: str = "") -> None:
     async with grpc.aio.insecure_channel(address) as channel:
-        stub: Any = health_pb2_grpc.HealthStub(channel)
-        watch = stub.Watch(health_pb2.HealthCheckRequest(service=service), wait_for_ready=True)
+        client: Any = health_pb2_grpc.HealthStub(channel)
+        watch = client.Watch(health_pb2.HealthCheckRequest(service=service), wait_for_ready=True)
         async for response in watch:
             if (response.status == SERVING) == serving:
                 return
@@ -104,15 +104,15 @@ async def engine(address: str) -> AsyncIterator[engine_pb2_grpc.EngineServiceAsy
 
 async def running_requests(address: str) -> int:
     """How many requests run on a worker now."""
-    async with engine(address) as stub:
-        return int((await stub.GetLoad(engine_pb2.GetLoadRequest())).load.running_requests)
+    async with engine(address) as client:
+        return int((await client.GetLoad(engine_pb2.GetLoadRequest())).load.running_requests)
 
 
 async def wait_idle(address: str) -> None:
     """Return once nothing runs or waits on a worker and all pages are given back: asked, because nothing tells it."""
-    async with engine(address) as stub:
+    async with engine(address) as client:
         while True:
-            load = (await stub.GetLoad(engine_pb2.GetLoadRequest())).load
+            load = (await client.GetLoad(engine_pb2.GetLoadRequest())).load
             pages = load.free_pages + load.cached_pages
             if load.running_requests == load.waiting_requests == 0 and pages == load.total_pages:
                 return

@@ -26,7 +26,7 @@ from tests.chaos.processes import Service, services, wait_health, wait_idle
 from tests.e2e.client import generate, request
 
 if TYPE_CHECKING:
-    from glmserve.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub as Stub
+    from glmserve.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub as Client
 
 CONCURRENCY = 48
 CANCELLED_SHARE = 0.33
@@ -85,8 +85,8 @@ async def pair(model: Path, directory: Path) -> AsyncIterator[Pair]:
 class Crowd:
     """Sends short requests, CONCURRENCY at a time, over one connection that stays open. `outcomes` counts the ends."""
 
-    def __init__(self, stub: Stub, seed: int) -> None:
-        self._stub = stub
+    def __init__(self, client: Client, seed: int) -> None:
+        self._stub = client
         self._rng = random.Random(seed)
         self.outcomes: Counter[str] = Counter()
 
@@ -133,15 +133,15 @@ class Result:
 async def soak(model: Path, directory: Path, requests: int, rounds: int) -> Result:
     """Run a round to warm up, and then `rounds` of `requests` requests each, against a pair of its own."""
     async with pair(model, directory) as running, grpc.aio.insecure_channel(running.router.address) as channel:
-        stub: Stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        text = (await generate(stub, "The capital of France is", max_tokens=8)).text
-        crowd = Crowd(stub, seed=5)
+        client: Client = inference_pb2_grpc.InferenceServiceStub(channel)
+        text = (await generate(client, "The capital of France is", max_tokens=8)).text
+        crowd = Crowd(client, seed=5)
         seen = []
         for _ in range(1 + rounds):
             await crowd.send(requests)
             seen.append(await running.settled())
             print(sum(crowd.outcomes.values()), "requests:", seen[-1], file=sys.stderr)
-        again = (await generate(stub, "The capital of France is", max_tokens=8)).text
+        again = (await generate(client, "The capital of France is", max_tokens=8)).text
         exit_codes = (running.router.stop(), running.worker.stop())
     return Result(crowd.outcomes, seen, text == again, exit_codes)
 

@@ -90,11 +90,11 @@ async def nothing() -> None:
 async def answers(router: Service, disturb: Callable[[], Awaitable[None]] = nothing) -> list[Answer]:
     """Of all requests at once; `disturb` is called when every stream has its first tokens and none its last."""
     begun = [asyncio.Event() for _ in range(STREAMS)]
-    async with connect(router.address) as stub:
+    async with connect(router.address) as client:
 
         async def one(number: int, given: pb.GenerateRequest) -> Answer:
             answer = Answer()
-            async for response in stub.Generate(given, timeout=110):
+            async for response in client.Generate(given, timeout=110):
                 answer.add(response)
                 if len(answer.token_ids) >= BEFORE:
                     begun[number].set()
@@ -177,8 +177,8 @@ async def test_a_worker_that_drains_hands_over_what_it_cannot_finish(cluster: Cl
 async def test_kill_9_of_a_router_frees_the_pages_and_leaves_the_other_router_alone(cluster: Cluster) -> None:
     worker = cluster.workers[0]
     long = request("The story of the sea", max_tokens=3000, ignore_eos=True)
-    async with connect(cluster.other.address) as stub:
-        calls = [stub.Generate(long) for _ in range(8)]
+    async with connect(cluster.other.address) as client:
+        calls = [client.Generate(long) for _ in range(8)]
         for call in calls:
             await call.read()
 

@@ -28,7 +28,7 @@ from tests.golden.table import TABLE, most_ranks
 from tests.unit.worker_harness import Stream, submit
 
 if TYPE_CHECKING:
-    from glmserve.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub as Stub
+    from glmserve.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub as Client
 
 pytestmark = [
     pytest.mark.gpu,
@@ -70,13 +70,13 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
 
 
 @pytest.fixture
-async def stub(cluster: LocalCluster) -> AsyncIterator[Stub]:
-    async with connect(cluster.router) as stub:
-        yield stub
+async def client(cluster: LocalCluster) -> AsyncIterator[Client]:
+    async with connect(cluster.router) as client:
+        yield client
 
 
-async def test_it_answers_over_grpc_and_http(cluster: LocalCluster, stub: Stub) -> None:
-    answer = await generate(stub, PARIS, max_tokens=24)
+async def test_it_answers_over_grpc_and_http(cluster: LocalCluster, client: Client) -> None:
+    answer = await generate(client, PARIS, max_tokens=24)
     assert answer.text.startswith(" Paris")
     asked = {"model": (await model_name(cluster)), "prompt": PARIS, "max_tokens": 24, "temperature": 0}
     assert (await asyncio.to_thread(post, f"{cluster.http}/v1/completions", asked))["choices"][0]["text"] == answer.text
@@ -102,11 +102,11 @@ def post(url: str, body: object) -> Any:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "top p", "top k"])
 async def test_tokens_are_the_same_alone_and_in_a_crowd(
-    cluster: LocalCluster, stub: Stub, sampling: dict[str, float]
+    cluster: LocalCluster, client: Client, sampling: dict[str, float]
 ) -> None:
-    alone = [await generate(stub, prompt, max_tokens=32, **sampling) for prompt in PROMPTS]
+    alone = [await generate(client, prompt, max_tokens=32, **sampling) for prompt in PROMPTS]
     crowd = await asyncio.gather(
-        *(generate(stub, prompt, max_tokens=32 + i % 7, **sampling) for i, prompt in enumerate(PROMPTS * 9))
+        *(generate(client, prompt, max_tokens=32 + i % 7, **sampling) for i, prompt in enumerate(PROMPTS * 9))
     )
     for i, answer in enumerate(crowd):
         assert answer.token_ids[:32] == alone[i % len(PROMPTS)].token_ids
@@ -114,17 +114,17 @@ async def test_tokens_are_the_same_alone_and_in_a_crowd(
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 16, 40])
-async def test_each_request_echoes_its_own_codeword(stub: Stub, count: int) -> None:
+async def test_each_request_echoes_its_own_codeword(client: Client, count: int) -> None:
     codewords = [f"{(i + 1) * 7919 % 100000:05d}" for i in range(count)]
     prompts = [f"The code is {word}. " * 6 + "The code is" for word in codewords]
-    answers = await asyncio.gather(*(generate(stub, prompt, max_tokens=8) for prompt in prompts))
+    answers = await asyncio.gather(*(generate(client, prompt, max_tokens=8) for prompt in prompts))
     assert [word for word, answer in zip(codewords, answers, strict=True) if word not in answer.text] == []
 
 
-async def test_a_cancelled_request_leaves_nothing(cluster: LocalCluster, stub: Stub) -> None:
-    undisturbed = await generate(stub, PROMPTS[1], max_tokens=48)
-    other = asyncio.create_task(generate(stub, PROMPTS[1], max_tokens=48))
-    call = stub.Generate(request("The story of the sea", **LONG))
+async def test_a_cancelled_request_leaves_nothing(cluster: LocalCluster, client: Client) -> None:
+    undisturbed = await generate(client, PROMPTS[1], max_tokens=48)
+    other = asyncio.create_task(generate(client, PROMPTS[1], max_tokens=48))
+    call = client.Generate(request("The story of the sea", **LONG))
     assert (await call.read()) is not grpc.aio.EOF
     call.cancel()
     assert (await other).token_ids == undisturbed.token_ids

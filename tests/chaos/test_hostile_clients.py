@@ -24,7 +24,7 @@ from tests.e2e.client import connect, generate
 from tests.unit.router_harness import bench, encode, step, wait_health
 
 if TYPE_CHECKING:
-    from glmserve.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub as Stub
+    from glmserve.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub as Client
 
 # 10,000 with `make hostile`.
 IDLE_CONNECTIONS = int(os.environ.get("GLM_IDLE_CONNECTIONS", "2000"))
@@ -86,11 +86,11 @@ def start(directory: Path, name: str, module: str, *args: str) -> tuple[Child, s
 
 
 @pytest.fixture
-async def stub(pair: Pair) -> AsyncIterator[Stub]:
+async def client(pair: Pair) -> AsyncIterator[Client]:
     async with grpc.aio.insecure_channel(pair.router_address) as channel:
         await wait_health(channel, True)
-    async with connect(pair.router_address) as stub:
-        yield stub
+    async with connect(pair.router_address) as client:
+        yield client
 
 
 @pytest.fixture
@@ -109,21 +109,21 @@ async def back_to(before: Census, pair: Pair, engine: engine_pb2_grpc.EngineServ
 
 @pytest.mark.parametrize("behave", BEHAVIOURS, ids=lambda behave: behave.__name__)
 async def test_others_go_on_and_nothing_is_kept(
-    pair: Pair, stub: Stub, engine: engine_pb2_grpc.EngineServiceAsyncStub, behave: Behaviour
+    pair: Pair, client: Client, engine: engine_pb2_grpc.EngineServiceAsyncStub, behave: Behaviour
 ) -> None:
-    undisturbed = await generate(stub, PROMPT, max_tokens=12)
+    undisturbed = await generate(client, PROMPT, max_tokens=12)
     before = await pair.census(engine)
     assert (before.requests, before.pages) == (0, 0)
-    other = asyncio.create_task(generate(stub, PROMPT, max_tokens=12))
+    other = asyncio.create_task(generate(client, PROMPT, max_tokens=12))
     await behave(pair.router_address)
     assert (await other).token_ids == undisturbed.token_ids
     await back_to(before, pair, engine)
 
 
 async def test_idle_connections_cost_a_file_each_and_keep_nobody_out(
-    pair: Pair, stub: Stub, engine: engine_pb2_grpc.EngineServiceAsyncStub
+    pair: Pair, client: Client, engine: engine_pb2_grpc.EngineServiceAsyncStub
 ) -> None:
-    undisturbed = await generate(stub, PROMPT, max_tokens=12)
+    undisturbed = await generate(client, PROMPT, max_tokens=12)
     before = await pair.census(engine)
     async with AsyncExitStack() as stack:
         for _ in range(IDLE_CONNECTIONS):
@@ -151,8 +151,8 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_a_prompt_larger_than_a_message_may_be_is_refused(stub: Stub) -> None:
+async def test_a_prompt_larger_than_a_message_may_be_is_refused(client: Client) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await generate(stub, "x" * (5 << 20))
+        await generate(client, "x" * (5 << 20))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "4194304" in (caught.value.details() or "")

@@ -13,7 +13,7 @@ from glmserve.inference.v1 import inference_pb2 as pb
 from glmserve.inference.v1 import inference_pb2_grpc as rpc
 
 if TYPE_CHECKING:
-    from glmserve.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub as Stub
+    from glmserve.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub as Client
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Answer:
 
 
 @asynccontextmanager
-async def connect(address: str) -> AsyncIterator[Stub]:
+async def connect(address: str) -> AsyncIterator[Client]:
     async with grpc.aio.insecure_channel(address) as channel:
         yield rpc.InferenceServiceStub(channel)
 
@@ -50,8 +50,8 @@ def request(prompt: str | list[int], **sampling: Any) -> pb.GenerateRequest:
     return pb.GenerateRequest(prompt_ids=pb.TokenIds(ids=prompt), sampling=options)
 
 
-async def generate(stub: Stub, prompt: str | list[int], **sampling: Any) -> Answer:
+async def generate(client: Client, prompt: str | list[int], **sampling: Any) -> Answer:
     answer = Answer()
-    async for response in stub.Generate(request(prompt, **sampling)):
+    async for response in client.Generate(request(prompt, **sampling)):
         answer.add(response)
     return answer

@@ -15,7 +15,7 @@ from glmserve.engine.v1 import engine_pb2, engine_pb2_grpc
 from tests.e2e.client import connect
 
 if TYPE_CHECKING:
-    from glmserve.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub as Stub
+    from glmserve.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub as Client
 
 
 @pytest.fixture(scope="session")
@@ -32,9 +32,9 @@ def cluster(model_dir: Path) -> Iterator[LocalCluster]:
 
 
 @pytest.fixture
-async def stub(cluster: LocalCluster) -> AsyncIterator[Stub]:
-    async with connect(cluster.router) as stub:
-        yield stub
+async def client(cluster: LocalCluster) -> AsyncIterator[Client]:
+    async with connect(cluster.router) as client:
+        yield client
 
 
 class Worker:

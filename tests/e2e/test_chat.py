@@ -16,7 +16,7 @@ from router.tools import check_tools
 from tests.e2e.client import Answer, generate, request
 
 if TYPE_CHECKING:
-    from glmserve.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub as Stub
+    from glmserve.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub as Client
 
 CHATS: list[list[dict[str, str]]] = [
     [{"role": "user", "content": "What is the capital of France?"}],
@@ -37,9 +37,9 @@ def chat_request(chat: list[dict[str, str]], **fields: Any) -> pb.ChatRequest:
     return made
 
 
-async def choices(stub: Stub, asked: pb.GenerateRequest) -> dict[int, Answer]:
+async def choices(client: Client, asked: pb.GenerateRequest) -> dict[int, Answer]:
     made: dict[int, Answer] = defaultdict(Answer)
-    async for response in stub.Generate(asked):
+    async for response in client.Generate(asked):
         made[response.choice].add(response)
     return dict(made)
 
@@ -53,32 +53,32 @@ def test_rendering_equals_apply_chat_template(model_dir: Path, chat: list[dict[s
     assert render(TextModel.load(model_dir), made, check_tools(made)).text == expected
 
 
-async def test_a_chat_is_a_prompt_continued(stub: Stub, model_dir: Path) -> None:
+async def test_a_chat_is_a_prompt_continued(client: Client, model_dir: Path) -> None:
     asked = chat_request(CHATS[0], sampling=pb.SamplingOptions(temperature=0, max_tokens=24), return_prompt_ids=True)
-    messages = [message async for message in stub.Chat(asked)]
+    messages = [message async for message in client.Chat(asked)]
     prompt = list(messages[0].prompt_ids)
     assert TextModel.load(model_dir).tokenizer.decode(prompt, skip_special_tokens=False).endswith("assistant\n")
-    answer = await generate(stub, prompt, max_tokens=24)
+    answer = await generate(client, prompt, max_tokens=24)
     assert "".join(message.content for message in messages) == answer.text
     assert "Paris" in answer.text
 
 
-async def test_choices_share_the_prompt_and_are_those_of_their_seeds(stub: Stub) -> None:
+async def test_choices_share_the_prompt_and_are_those_of_their_seeds(client: Client) -> None:
     sampling: dict[str, Any] = {"temperature": 1.0, "max_tokens": 12}
-    made = await choices(stub, request(LONG_PROMPT, seed=7, n=3, **sampling))
+    made = await choices(client, request(LONG_PROMPT, seed=7, n=3, **sampling))
     assert sorted(made) == [0, 1, 2]
     assert len({answer.text for answer in made.values()}) > 1
     for number, answer in made.items():
-        alone = await generate(stub, LONG_PROMPT, seed=7 + number, **sampling)
+        alone = await generate(client, LONG_PROMPT, seed=7 + number, **sampling)
         assert (answer.token_ids, answer.finish.seed) == (alone.token_ids, 7 + number)
     prompt_tokens = made[0].finish.usage.prompt_tokens
     assert all(made[number].finish.usage.cached_prompt_tokens >= prompt_tokens - 16 for number in (1, 2))
 
 
-async def test_the_best_of_several(stub: Stub) -> None:
+async def test_the_best_of_several(client: Client) -> None:
     sampling: dict[str, Any] = {"temperature": 1.0, "max_tokens": 12, "seed": 3, "logprobs": 0}
-    all_of_them = await choices(stub, request("The sea is", n=4, **sampling))
-    best = await choices(stub, request("The sea is", n=2, best_of=4, **sampling))
+    all_of_them = await choices(client, request("The sea is", n=4, **sampling))
+    best = await choices(client, request("The sea is", n=2, best_of=4, **sampling))
 
     def mean(answer: Answer) -> float:
         return sum(entry.logprob for entry in answer.logprobs) / len(answer.logprobs)
@@ -87,10 +87,10 @@ async def test_the_best_of_several(stub: Stub) -> None:
     assert [best[0].text, best[1].text] == [answer.text for answer in ranked[:2]]
 
 
-async def test_echo(stub: Stub) -> None:
+async def test_echo(client: Client) -> None:
     plain = request("The capital of France is", max_tokens=4)
     echoed = request("The capital of France is", max_tokens=4)
     echoed.echo = True
-    [first] = (await choices(stub, plain)).values()
-    [second] = (await choices(stub, echoed)).values()
+    [first] = (await choices(client, plain)).values()
+    [second] = (await choices(client, echoed)).values()
     assert second.text == "The capital of France is" + first.text

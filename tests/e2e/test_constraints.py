@@ -15,7 +15,7 @@ from glmserve.inference.v1 import inference_pb2 as pb
 from tests.e2e.client import Answer, generate, request
 
 if TYPE_CHECKING:
-    from glmserve.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub as Stub
+    from glmserve.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub as Client
 
 # Short, and finite: every one of them ends well before max_tokens.
 SCHEMAS: list[dict[str, Any]] = [
@@ -51,22 +51,22 @@ AT_ONCE = 32
 PROMPT = "The capital of France is"
 
 
-async def constrained(stub: Stub, constraint: pb.OutputConstraint, **sampling: Any) -> Answer:
+async def constrained(client: Client, constraint: pb.OutputConstraint, **sampling: Any) -> Answer:
     asked = request(PROMPT, **{"max_tokens": 400, **sampling})
     asked.constraint.CopyFrom(constraint)
     answer = Answer()
-    async for response in stub.Generate(asked):
+    async for response in client.Generate(asked):
         answer.add(response)
     return answer
 
 
-async def test_every_generation_is_valid_by_its_schema(stub: Stub) -> None:
+async def test_every_generation_is_valid_by_its_schema(client: Client) -> None:
     room = asyncio.Semaphore(AT_ONCE)
 
     async def one(seed: int, schema: dict[str, Any]) -> str:
         async with room:
             constraint = pb.OutputConstraint(json_schema=json.dumps(schema))
-            answer = await constrained(stub, constraint, temperature=1.0, seed=seed)
+            answer = await constrained(client, constraint, temperature=1.0, seed=seed)
         assert answer.finish.reason == pb.FINISH_REASON_STOP, (seed, repr(answer.text))
         jsonschema.validate(json.loads(answer.text), schema, cls=jsonschema.Draft202012Validator)
         return answer.text
@@ -87,24 +87,24 @@ async def test_every_generation_is_valid_by_its_schema(stub: Stub) -> None:
         ),
     ],
 )
-async def test_regex_choices_and_grammar(stub: Stub, constraint: pb.OutputConstraint, pattern: str) -> None:
+async def test_regex_choices_and_grammar(client: Client, constraint: pb.OutputConstraint, pattern: str) -> None:
     answers = await asyncio.gather(
-        *(constrained(stub, constraint, temperature=1.0, seed=seed, top_p=0.9) for seed in range(8))
+        *(constrained(client, constraint, temperature=1.0, seed=seed, top_p=0.9) for seed in range(8))
     )
     for answer in answers:
         assert answer.finish.reason == pb.FINISH_REASON_STOP
         assert re.fullmatch(pattern, answer.text)
 
 
-async def test_a_seed_gives_the_same_alone_and_in_a_crowd_and_others_are_as_ever(stub: Stub) -> None:
+async def test_a_seed_gives_the_same_alone_and_in_a_crowd_and_others_are_as_ever(client: Client) -> None:
     constraint = pb.OutputConstraint(json_schema=json.dumps(SCHEMAS[0]))
-    alone = await constrained(stub, constraint, temperature=1.0, seed=3, logprobs=1)
-    free = await generate(stub, PROMPT, max_tokens=20, temperature=1.0, seed=4)
+    alone = await constrained(client, constraint, temperature=1.0, seed=3, logprobs=1)
+    free = await generate(client, PROMPT, max_tokens=20, temperature=1.0, seed=4)
     crowd = await asyncio.gather(
-        constrained(stub, constraint, temperature=1.0, seed=3, logprobs=1),
-        generate(stub, PROMPT, max_tokens=20, temperature=1.0, seed=4),
-        *(constrained(stub, constraint, temperature=1.0, seed=seed) for seed in range(10, 20)),
-        *(generate(stub, PROMPT, max_tokens=20) for _ in range(4)),
+        constrained(client, constraint, temperature=1.0, seed=3, logprobs=1),
+        generate(client, PROMPT, max_tokens=20, temperature=1.0, seed=4),
+        *(constrained(client, constraint, temperature=1.0, seed=seed) for seed in range(10, 20)),
+        *(generate(client, PROMPT, max_tokens=20) for _ in range(4)),
     )
     assert crowd[0].token_ids == alone.token_ids
     assert [entry.logprob for entry in crowd[0].logprobs] == [entry.logprob for entry in alone.logprobs]

@@ -13,17 +13,17 @@ from tests.e2e.test_generate import PROMPTS
 from tests.terra_toolchain import needs_terra
 
 if TYPE_CHECKING:
-    from glmserve.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub as Stub
+    from glmserve.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub as Client
 
 
 @needs_terra
 @pytest.mark.parametrize("executor", ["terra", "terra-debug"])
-async def test_text_is_that_of_the_built_in_executor(stub: Stub, model_dir: Path, executor: str) -> None:
+async def test_text_is_that_of_the_built_in_executor(client: Client, model_dir: Path, executor: str) -> None:
     options = LocalOptions(model_dir, worker_args=["--executor", executor], router_args=["--max-queue-s", "600"])
     with local_cluster(options, report=lambda _: None) as cluster:
         async with connect(cluster.router) as driven:
             for prompt in PROMPTS:
                 for asked in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 7}):
-                    wanted = await generate(stub, prompt, max_tokens=24, **asked)
+                    wanted = await generate(client, prompt, max_tokens=24, **asked)
                     found = await generate(driven, prompt, max_tokens=24, **asked)
                     assert found.token_ids == wanted.token_ids and found.text == wanted.text

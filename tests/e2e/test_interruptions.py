@@ -20,17 +20,17 @@ from tests.e2e.client import connect, generate, request
 from tests.e2e.conftest import Worker
 
 if TYPE_CHECKING:
-    from glmserve.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub as Stub
+    from glmserve.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub as Client
 
 LONG = {"max_tokens": 3000, "ignore_eos": True}
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-async def test_cancel_frees_the_pages_and_disturbs_nobody(stub: Stub, worker: Worker) -> None:
-    undisturbed = await generate(stub, "Once upon a time", max_tokens=48)
-    other = asyncio.create_task(generate(stub, "Once upon a time", max_tokens=48))
-    call = stub.Generate(request("The story of the sea", **LONG))
+async def test_cancel_frees_the_pages_and_disturbs_nobody(client: Client, worker: Worker) -> None:
+    undisturbed = await generate(client, "Once upon a time", max_tokens=48)
+    other = asyncio.create_task(generate(client, "Once upon a time", max_tokens=48))
+    call = client.Generate(request("The story of the sea", **LONG))
     assert (await call.read()) is not grpc.aio.EOF
     call.cancel()
     assert (await other).token_ids == undisturbed.token_ids
@@ -38,18 +38,18 @@ async def test_cancel_frees_the_pages_and_disturbs_nobody(stub: Stub, worker: Wo
     assert load.free_pages + load.cached_pages == load.total_pages
 
 
-async def test_a_deadline_ends_a_request_in_flight(stub: Stub, worker: Worker) -> None:
+async def test_a_deadline_ends_a_request_in_flight(client: Client, worker: Worker) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        async for _ in stub.Generate(request("The story of the sea", **LONG), timeout=1.0):
+        async for _ in client.Generate(request("The story of the sea", **LONG), timeout=1.0):
             pass
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     await worker.idle()
 
 
-async def test_a_reader_that_stops_reading_holds_up_nobody(stub: Stub, worker: Worker) -> None:
-    slow = aiter(stub.Generate(request("Once upon a time", max_tokens=100, ignore_eos=True)))
+async def test_a_reader_that_stops_reading_holds_up_nobody(client: Client, worker: Worker) -> None:
+    slow = aiter(client.Generate(request("Once upon a time", max_tokens=100, ignore_eos=True)))
     ids = list((await anext(slow)).token_ids)
-    assert len((await generate(stub, "Roses are red,", max_tokens=24, ignore_eos=True)).token_ids) == 24
+    assert len((await generate(client, "Roses are red,", max_tokens=24, ignore_eos=True)).token_ids) == 24
     await worker.idle()
     async for response in slow:
         ids += response.token_ids
@@ -74,8 +74,10 @@ async def test_a_reader_that_stops_reading_holds_up_nobody(stub: Stub, worker: W
         ({"logit_bias": {5: 101.0}}, "logit_bias", "100"),
     ],
 )
-async def test_bad_sampling_values_are_named(stub: Stub, sampling: dict[str, float], field: str, allowed: str) -> None:
-    await assert_refused(stub, request("Hello", **sampling), field, allowed)
+async def test_bad_sampling_values_are_named(
+    client: Client, sampling: dict[str, float], field: str, allowed: str
+) -> None:
+    await assert_refused(client, request("Hello", **sampling), field, allowed)
 
 
 @pytest.mark.parametrize(
@@ -88,13 +90,13 @@ async def test_bad_sampling_values_are_named(stub: Stub, sampling: dict[str, flo
         (request([1] * 4096), "prompt", "4096"),
     ],
 )
-async def test_bad_prompts_are_named(stub: Stub, bad: pb.GenerateRequest, field: str, allowed: str) -> None:
-    await assert_refused(stub, bad, field, allowed)
+async def test_bad_prompts_are_named(client: Client, bad: pb.GenerateRequest, field: str, allowed: str) -> None:
+    await assert_refused(client, bad, field, allowed)
 
 
-async def assert_refused(stub: Stub, bad: pb.GenerateRequest, field: str, allowed: str) -> None:
+async def assert_refused(client: Client, bad: pb.GenerateRequest, field: str, allowed: str) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        async for _ in stub.Generate(bad):
+        async for _ in client.Generate(bad):
             pass
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert field in (caught.value.details() or "")
@@ -110,9 +112,9 @@ async def test_invalid_utf8_is_an_invalid_argument(cluster: LocalCluster) -> Non
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_an_unknown_model_is_not_found(stub: Stub) -> None:
+async def test_an_unknown_model_is_not_found(client: Client) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await stub.GetModel(pb.GetModelRequest(model="gpt-5"))
+        await client.GetModel(pb.GetModelRequest(model="gpt-5"))
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
     assert "gpt-5" in (caught.value.details() or "")
 
@@ -138,8 +140,8 @@ def service(name: str, module: str, tmp_path: Path, *args: str, listen: str = AN
 async def health(address: str) -> AsyncIterator[AsyncIterator[int]]:
     """The changes of a service's health, from now on."""
     async with grpc.aio.insecure_channel(address) as channel:
-        stub: Any = health_pb2_grpc.HealthStub(channel)
-        watch = stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True)
+        client: Any = health_pb2_grpc.HealthStub(channel)
+        watch = client.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True)
         yield (response.status async for response in watch)
 
 
@@ -156,10 +158,10 @@ async def test_without_failover_a_killed_worker_is_unavailable_until_its_success
     with service("worker", "engine_worker", tmp_path, *model) as (first, address):
         router_args = (*model, "--worker", address, "--failover-moves", "0")
         with service("router", "router", tmp_path, *router_args) as (_, router):
-            async with connect(router) as stub, health(router) as changes:
+            async with connect(router) as client, health(router) as changes:
                 await until(changes, SERVING)
-                before = await generate(stub, "Once upon a time", max_tokens=8)
-                call = aiter(stub.Generate(request("Once upon a time", **LONG)))
+                before = await generate(client, "Once upon a time", max_tokens=8)
+                call = aiter(client.Generate(request("Once upon a time", **LONG)))
                 await anext(call)
                 first.kill()
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -168,8 +170,8 @@ async def test_without_failover_a_killed_worker_is_unavailable_until_its_success
                 assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
                 await until(changes, NOT_SERVING)
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await generate(stub, "Once upon a time", max_tokens=8)
+                    await generate(client, "Once upon a time", max_tokens=8)
                 assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
                 with service("worker", "engine_worker", tmp_path, *model, listen=address):
                     await until(changes, SERVING)
-                    assert (await generate(stub, "Once upon a time", max_tokens=8)).token_ids == before.token_ids
+                    assert (await generate(client, "Once upon a time", max_tokens=8)).token_ids == before.token_ids

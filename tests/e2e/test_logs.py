@@ -40,22 +40,22 @@ async def logged(directory: Path, name: str, module: str, *args: str) -> AsyncIt
 
 async def ask_every_way(channel: grpc.aio.Channel) -> str:
     """Good, bad, cancelled and broken requests with the marker in them. Returns a text that the model said."""
-    stub: Any = rpc.InferenceServiceStub(channel)
-    answer = await generate(stub, f"Say {MARKER}", max_tokens=24, ignore_eos=True)
+    client: Any = rpc.InferenceServiceStub(channel)
+    answer = await generate(client, f"Say {MARKER}", max_tokens=24, ignore_eos=True)
     turn = pb.ChatMessage(role=pb.ROLE_USER, content=MARKER)
-    async for _ in stub.Chat(pb.ChatRequest(messages=[turn], sampling=pb.SamplingOptions(max_tokens=4))):
+    async for _ in client.Chat(pb.ChatRequest(messages=[turn], sampling=pb.SamplingOptions(max_tokens=4))):
         pass
-    await stub.Tokenize(pb.TokenizeRequest(text=MARKER))
-    cancelled = stub.Generate(request(MARKER, max_tokens=3000, ignore_eos=True))
+    await client.Tokenize(pb.TokenizeRequest(text=MARKER))
+    cancelled = client.Generate(request(MARKER, max_tokens=3000, ignore_eos=True))
     await cancelled.read()
     cancelled.cancel()
     raw: Any = channel.unary_stream("/glmserve.inference.v1.InferenceService/Generate")
     for bad in (
-        stub.Generate(request(MARKER, stop=[MARKER * 100])),
-        stub.Generate(request(MARKER, temperature=9.0)),
-        stub.Generate(pb.GenerateRequest(model=MARKER, prompt=MARKER)),
-        stub.Chat(pb.ChatRequest(messages=[pb.ChatMessage(role=99, content=MARKER)])),  # type: ignore[arg-type]
-        stub.Generate(request(MARKER * 10_000)),
+        client.Generate(request(MARKER, stop=[MARKER * 100])),
+        client.Generate(request(MARKER, temperature=9.0)),
+        client.Generate(pb.GenerateRequest(model=MARKER, prompt=MARKER)),
+        client.Chat(pb.ChatRequest(messages=[pb.ChatMessage(role=99, content=MARKER)])),  # type: ignore[arg-type]
+        client.Generate(request(MARKER * 10_000)),
         raw(b"\x12\x0e" + MARKER.encode() + b"\xc3\x28\xff"),
     ):
         with contextlib.suppress(grpc.aio.AioRpcError):

@@ -29,8 +29,8 @@ async def test_a_launcher_that_is_killed_leaves_no_service_and_no_request_behind
         services = [os.pidfd_open(pid) for pid in children(launcher.pid)]
         assert len(services) == 2
         answer = Answer()
-        async with connect(address) as stub:
-            async for response in stub.Generate(request("Once upon a time", max_tokens=64, ignore_eos=True)):
+        async with connect(address) as client:
+            async for response in client.Generate(request("Once upon a time", max_tokens=64, ignore_eos=True)):
                 if not answer.messages:
                     launcher.kill()
                 answer.add(response)

@@ -20,8 +20,8 @@ async def test_every_layout_knows_the_capital_of_france(model_dir: Path, tp: int
     sampling = inference_pb2.SamplingOptions(max_tokens=1, temperature=0.0)
     request = inference_pb2.GenerateRequest(prompt="The capital of France is", sampling=sampling)
     with local_cluster(options, report=lambda _: None) as running:
-        async with connect(running.router) as stub:
-            text = "".join([message.text async for message in stub.Generate(request)])
+        async with connect(running.router) as client:
+            text = "".join([message.text async for message in client.Generate(request)])
     assert text == " Paris"
 
 

@@ -101,8 +101,8 @@ async def test_health_reflection_and_a_call_by_what_reflection_says(
     assert found["health"] == {"all": "SERVING", "service": "SERVING"}
     assert {SERVICE, "grpc.health.v1.Health"} <= set(found["services"])
     assert {"Generate", "Chat", "Tokenize", "Detokenize", "GetModel"} <= set(found["methods"])
-    async with connect(cluster.router) as stub:
-        ours = await generate(stub, PROMPT, max_tokens=8)
+    async with connect(cluster.router) as client:
+        ours = await generate(client, PROMPT, max_tokens=8)
     answer = found["answer"]
     assert (answer["code"], answer["text"], answer["token_ids"]) == ("OK", ours.text, ours.token_ids)
     assert answer["finish"]["usage"]["completion_tokens"] == 8

@@ -63,8 +63,8 @@ async def test_a_request_is_traced_over_both_hops_and_measured(model_dir: Path) 
     context = local_cluster(options, report=lambda _: None)
     cluster = await asyncio.to_thread(context.__enter__)
     try:
-        async with connect(cluster.router) as stub:
-            call = stub.Generate(
+        async with connect(cluster.router) as client:
+            call = client.Generate(
                 request("The capital of France is", max_tokens=6, ignore_eos=True),
                 metadata=(("traceparent", f"00-{TRACE}-{CLIENT_SPAN}-01"),),
             )

@@ -11,7 +11,7 @@ import pytest
 from glmserve.inference.v1 import inference_pb2 as pb
 
 if TYPE_CHECKING:
-    from glmserve.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub as Stub
+    from glmserve.inference.v1.inference_pb2_grpc import InferenceServiceAsyncStub as Client
 
 CLOSED: dict[str, Any] = {"type": "object", "additionalProperties": False}
 WEATHER = {
@@ -37,10 +37,10 @@ def request(**fields: Any) -> pb.ChatRequest:
     return made
 
 
-async def answer(stub: Stub, asked: pb.ChatRequest) -> tuple[str, list[tuple[str, Any]], pb.Finish]:
+async def answer(client: Client, asked: pb.ChatRequest) -> tuple[str, list[tuple[str, Any]], pb.Finish]:
     content, finish = "", pb.Finish()
     calls: list[list[str]] = []
-    async for message in stub.Chat(asked):
+    async for message in client.Chat(asked):
         content += message.content
         for piece in message.tool_calls:
             if piece.id:
@@ -52,26 +52,26 @@ async def answer(stub: Stub, asked: pb.ChatRequest) -> tuple[str, list[tuple[str
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_a_call_of_a_named_tool_is_one_by_its_schema(stub: Stub, seed: int) -> None:
+async def test_a_call_of_a_named_tool_is_one_by_its_schema(client: Client, seed: int) -> None:
     asked = request(tool_choice=pb.ToolChoice(name="weather"), sampling=pb.SamplingOptions(seed=seed, temperature=1))
-    content, [(name, arguments)], finish = await answer(stub, asked)
+    content, [(name, arguments)], finish = await answer(client, asked)
     assert (content, name) == ("", "weather")
     jsonschema.validate(arguments, WEATHER)
     assert finish.reason == pb.FINISH_REASON_TOOL_CALLS
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_a_required_call_is_one_of_the_tools(stub: Stub, seed: int) -> None:
+async def test_a_required_call_is_one_of_the_tools(client: Client, seed: int) -> None:
     choice = pb.ToolChoice(mode=pb.TOOL_MODE_REQUIRED)
     sampling = pb.SamplingOptions(seed=seed, temperature=1)
     asked = request(tool_choice=choice, parallel_tool_calls=False, sampling=sampling)
-    _, [(name, arguments)], finish = await answer(stub, asked)
+    _, [(name, arguments)], finish = await answer(client, asked)
     assert name in ("weather", "now")
     jsonschema.validate(arguments, WEATHER if name == "weather" else {"type": "object"})
     assert finish.reason == pb.FINISH_REASON_TOOL_CALLS
 
 
-async def test_constrained_content_beside_tools(stub: Stub) -> None:
+async def test_constrained_content_beside_tools(client: Client) -> None:
     schema = {
         "type": "object",
         "properties": {"ok": {"type": "boolean"}},
@@ -82,6 +82,6 @@ async def test_constrained_content_beside_tools(stub: Stub) -> None:
     asked = request(constraint=constraint, sampling=pb.SamplingOptions(temperature=1, seed=1))
     for tool in asked.tools:
         tool.strict = True  # else arguments are any JSON, and may still be going on at max_tokens
-    content, calls, _ = await answer(stub, asked)
+    content, calls, _ = await answer(client, asked)
     if not calls:
         jsonschema.validate(json.loads(content), schema)

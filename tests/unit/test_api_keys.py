@@ -130,8 +130,8 @@ def bearer(key: str) -> tuple[tuple[str, str], ...]:
 
 
 async def caller(channel: grpc.aio.Channel, *metadata: tuple[str, str]) -> str:
-    stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
-    reply = await stub.Detokenize(inference_pb2.DetokenizeRequest(), metadata=metadata)
+    client: Any = inference_pb2_grpc.InferenceServiceStub(channel)
+    reply = await client.Detokenize(inference_pb2.DetokenizeRequest(), metadata=metadata)
     text: str = reply.text
     return text
 
@@ -142,8 +142,8 @@ async def test_handlers_know_whose_key_it_was(tmp_path: Path) -> None:
         assert await caller(channel, *bearer(alice)) == "alice"
         assert await caller(channel, *bearer(bob)) == "bob"
         assert await caller(channel, ("authorization", f"bearer {bob}")) == "bob"
-        stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
-        stream = stub.Generate(inference_pb2.GenerateRequest(), metadata=bearer(alice))
+        client: Any = inference_pb2_grpc.InferenceServiceStub(channel)
+        stream = client.Generate(inference_pb2.GenerateRequest(), metadata=bearer(alice))
         assert [message.text async for message in stream] == ["alice", "alice"]
 
 
@@ -163,9 +163,9 @@ async def test_strangers_are_unauthenticated_and_probes_are_not_asked(tmp_path: 
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
             assert text in (caught.value.details() or "")
             assert key not in (caught.value.details() or "")
-        stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
+        client: Any = inference_pb2_grpc.InferenceServiceStub(channel)
         with pytest.raises(Call) as caught:
-            await stub.Generate(inference_pb2.GenerateRequest()).read()
+            await client.Generate(inference_pb2.GenerateRequest()).read()
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
         health: Any = health_pb2_grpc.HealthStub(channel)
         await health.Check(health_pb2.HealthCheckRequest(service=server.services[0]))

@@ -189,8 +189,8 @@ def test_ctrl_c_ends_the_answer_and_not_the_program(service: ScriptedService, ta
 
 
 def test_an_aborted_answer_stays_as_far_as_it_came(target: str) -> None:
-    with inference(None, target) as stub:
-        conversation = Conversation(stub, inference_pb2.ChatRequest(), None)
+    with inference(None, target) as client:
+        conversation = Conversation(client, inference_pb2.ChatRequest(), None)
         with contextlib.closing(conversation.say("Hello")) as pieces:
             assert next(pieces).content == PIECES[0]
         assert [message.content for message in conversation.messages] == ["Hello", PIECES[0]]
@@ -199,8 +199,8 @@ def test_an_aborted_answer_stays_as_far_as_it_came(target: str) -> None:
 
 def test_a_turn_without_an_answer_is_taken_back(service: ScriptedService, target: str) -> None:
     service.refusal = (grpc.StatusCode.UNAVAILABLE, "draining")
-    with inference(None, target) as stub:
-        conversation = Conversation(stub, inference_pb2.ChatRequest(), "Be brief.")
+    with inference(None, target) as client:
+        conversation = Conversation(client, inference_pb2.ChatRequest(), "Be brief.")
         with pytest.raises(RequestError, match="draining"):
             list(conversation.say("Hello"))
     assert [message.content for message in conversation.messages] == ["Be brief."]

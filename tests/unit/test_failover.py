@@ -74,8 +74,8 @@ async def cluster(count: int = 2, **settings: Any) -> AsyncIterator[Cluster]:
             await wait_health(channel, True)
             while router._pool.num_serving < count:
                 await router._pool.changed.wait_beyond(router._pool.changed.count)
-            stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
-            yield Cluster(workers, servers, stub, channel, router)
+            client: Any = inference_pb2_grpc.InferenceServiceStub(channel)
+            yield Cluster(workers, servers, client, channel, router)
         finally:
             await router.stop()
             for server in servers.values():

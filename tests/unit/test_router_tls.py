@@ -73,8 +73,8 @@ async def connect(router: Router, credentials: grpc.ChannelCredentials | None) -
 
 
 async def answer(channel: grpc.aio.Channel) -> str:
-    stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
-    call = stub.Generate(inference_pb2.GenerateRequest(prompt="The capital of France is"))
+    client: Any = inference_pb2_grpc.InferenceServiceStub(channel)
+    call = client.Generate(inference_pb2.GenerateRequest(prompt="The capital of France is"))
     return "".join([response.text async for response in call])
 
 

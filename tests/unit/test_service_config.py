@@ -51,15 +51,15 @@ async def serving(service: Flaky, listen: str = "127.0.0.1:0", *, healthy: bool 
 
 
 @contextlib.asynccontextmanager
-async def client(*addresses: str) -> AsyncIterator[Any]:
-    """A stub whose channel has the service config and nothing else of note."""
+async def connected(*addresses: str) -> AsyncIterator[Any]:
+    """A client whose channel has the service config and nothing else of note."""
     options = [("grpc.service_config", CONFIG), ("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel("ipv4:" + ",".join(addresses), options=options) as channel:
         yield inference_pb2_grpc.InferenceServiceStub(channel)
 
 
-async def text(stub: Any) -> str:
-    return "".join([message.text async for message in stub.Generate(inference_pb2.GenerateRequest(), timeout=30)])
+async def text(client: Any) -> str:
+    return "".join([message.text async for message in client.Generate(inference_pb2.GenerateRequest(), timeout=30)])
 
 
 def flaky(*errors: ServiceError, late: bool = False) -> Flaky:
@@ -68,50 +68,50 @@ def flaky(*errors: ServiceError, late: bool = False) -> Flaky:
 
 async def test_a_call_that_is_refused_is_made_again() -> None:
     service = flaky(UnavailableError("draining"), UnavailableError("draining"))
-    async with serving(service) as server, client(server.address) as stub:
-        assert await text(stub) == "two"
+    async with serving(service) as server, connected(server.address) as client:
+        assert await text(client) == "two"
     assert len(service.calls) == 3
 
 
 async def test_a_full_router_is_asked_again_when_it_said() -> None:
     service = flaky(OverloadedError("full", 700, "requests"))
-    async with serving(service) as server, client(server.address) as stub:
-        assert await text(stub) == "two"
+    async with serving(service) as server, connected(server.address) as client:
+        assert await text(client) == "two"
     first, second = service.calls
     assert second - first > 0.6, "the policy's own first backoff is 0.1 s at most"
 
 
 async def test_the_number_of_attempts_is_bounded() -> None:
     service = flaky(*[UnavailableError("down")] * 9)
-    async with serving(service) as server, client(server.address) as stub:
+    async with serving(service) as server, connected(server.address) as client:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await text(stub)
+            await text(client)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert len(service.calls) == 5
 
 
 async def test_what_is_the_client_s_fault_is_not_repeated() -> None:
     service = flaky(InvalidArgumentError("prompt", "missing"))
-    async with serving(service) as server, client(server.address) as stub:
+    async with serving(service) as server, connected(server.address) as client:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await text(stub)
+            await text(client)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert len(service.calls) == 1
 
 
 async def test_a_stream_that_has_begun_is_not_repeated() -> None:
     service = flaky(UnavailableError("lost"), late=True)
-    async with serving(service) as server, client(server.address) as stub:
+    async with serving(service) as server, connected(server.address) as client:
         with pytest.raises(grpc.aio.AioRpcError):
-            await text(stub)
+            await text(client)
     assert len(service.calls) == 1
 
 
 async def test_a_call_waits_for_a_router_that_is_not_there_yet() -> None:
     async with serving(flaky()) as first:
         address = first.address
-    async with client(address) as stub:
-        waiting = asyncio.create_task(text(stub))
+    async with connected(address) as client:
+        waiting = asyncio.create_task(text(client))
         async with serving(flaky(), address):
             assert await waiting == "two"
 
@@ -121,8 +121,8 @@ async def test_a_draining_router_gets_no_new_calls() -> None:
     async with (
         serving(draining, healthy=False) as one,
         serving(healthy) as other,
-        client(one.address, other.address) as stub,
+        connected(one.address, other.address) as client,
     ):
         for _ in range(6):
-            assert await text(stub) == "two"
+            assert await text(client) == "two"
     assert (len(draining.calls), len(healthy.calls)) == (0, 6)

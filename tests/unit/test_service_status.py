@@ -42,14 +42,14 @@ class Failing(rpc.InferenceServiceServicer):
         raise self.error
 
 
-async def call_unary(stub: rpc.InferenceServiceAsyncStub) -> None:
-    await stub.Tokenize(pb.TokenizeRequest())
+async def call_unary(client: rpc.InferenceServiceAsyncStub) -> None:
+    await client.Tokenize(pb.TokenizeRequest())
 
 
-async def call_stream(stub: rpc.InferenceServiceAsyncStub) -> None:
+async def call_stream(client: rpc.InferenceServiceAsyncStub) -> None:
     texts = []
     try:
-        async for response in stub.Generate(pb.GenerateRequest()):
+        async for response in client.Generate(pb.GenerateRequest()):
             texts.append(response.text)
     finally:
         assert texts == ["before"]

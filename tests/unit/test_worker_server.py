@@ -151,8 +151,8 @@ async def listening(config: WorkerConfig) -> AsyncIterator[tuple[asyncio.Task[No
 
 
 async def health(channel: grpc.aio.Channel, name: str = SERVICE_NAME) -> int:
-    stub: Any = health_pb2_grpc.HealthStub(channel)
-    status: int = (await stub.Check(health_pb2.HealthCheckRequest(service=name))).status
+    client: Any = health_pb2_grpc.HealthStub(channel)
+    status: int = (await client.Check(health_pb2.HealthCheckRequest(service=name))).status
     return status
 
 
@@ -165,8 +165,8 @@ async def open_stream(channel: grpc.aio.Channel) -> Stream:
 
 async def until_running(channel: grpc.aio.Channel) -> None:
     """Until a request has reached the scheduler: polled, because nothing announces it."""
-    stub = engine_pb2_grpc.EngineServiceStub(channel)
-    while not (await stub.GetLoad(engine_pb2.GetLoadRequest())).load.running_requests:
+    client = engine_pb2_grpc.EngineServiceStub(channel)
+    while not (await client.GetLoad(engine_pb2.GetLoadRequest())).load.running_requests:
         pass
 
 
@@ -207,22 +207,22 @@ async def test_while_it_loads_it_is_alive_and_not_ready_and_says_how_far_it_is(
     weights: threading.Event, tmp_path: Path
 ) -> None:
     async with listening(worker_config(tmp_path)) as (task, channel):
-        stub = engine_pb2_grpc.EngineServiceStub(channel)
+        client = engine_pb2_grpc.EngineServiceStub(channel)
         told: set[str | None] = set()
         while "it loads the weights, 40 % done" not in told:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await stub.GetLoad(engine_pb2.GetLoadRequest())
+                await client.GetLoad(engine_pb2.GetLoadRequest())
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
             told.add(caught.value.details())
         assert (await health(channel), await health(channel, "")) == (NOT_SERVING, NOT_SERVING)
         assert await health(channel, LIVENESS) == SERVING
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.GetInfo(engine_pb2.GetInfoRequest())
+            await client.GetInfo(engine_pb2.GetInfoRequest())
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert await stub.Serve().code() is grpc.StatusCode.UNAVAILABLE
+        assert await client.Serve().code() is grpc.StatusCode.UNAVAILABLE
         weights.set()
         await wait_health(channel, True, SERVICE_NAME)
-        assert (await stub.GetInfo(engine_pb2.GetInfoRequest())).vocab_size == VOCAB
+        assert (await client.GetInfo(engine_pb2.GetInfoRequest())).vocab_size == VOCAB
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait([task])
     assert task.exception() is None

@@ -106,7 +106,7 @@ async def test_log_probabilities_of_prompts_count_for_the_size_of_a_response() -
         session.add_prompt_logprobs(request_id, [engine_pb2.TokenLogprobs()] * 5000)
         session.add_token(request_id, 7, None)
     session.grant(10)
-    sent = []
+    sent: list[tuple[int, int]] = []
     while len(sent) < 3:
         response = await session.next_response()
         assert response is not None

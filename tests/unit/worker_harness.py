@@ -45,13 +45,13 @@ class Worker:
     address: str
 
     @property
-    def stub(self) -> engine_pb2_grpc.EngineServiceAsyncStub:
+    def client(self) -> engine_pb2_grpc.EngineServiceAsyncStub:
         return engine_pb2_grpc.EngineServiceStub(self.channel)
 
     @contextlib.asynccontextmanager
     async def stream(self, credit: int = 1_000_000) -> AsyncIterator[Stream]:
         """An open Serve stream whose first response has been read."""
-        stream = Stream(self.stub.Serve())
+        stream = Stream(self.client.Serve())
         first = await stream.call.read()
         assert isinstance(first, engine_pb2.ServeResponse)
         assert first.HasField("load"), "the first response of a stream has the load"
@@ -65,7 +65,7 @@ class Worker:
                 await stream.call.code()
 
     async def load(self) -> engine_pb2.Load:
-        return (await self.stub.GetLoad(engine_pb2.GetLoadRequest())).load
+        return (await self.client.GetLoad(engine_pb2.GetLoadRequest())).load
 
     async def wait_for_load(self, holds: Callable[[engine_pb2.Load], bool]) -> engine_pb2.Load:
         while not holds(load := await self.load()):
