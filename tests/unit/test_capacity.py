@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from deploy.cli.main import app
 from engine_worker.models import Parallelism, RankPlans, build_model
 
 CONFIG = Path(__file__).parents[1] / "bench" / "data" / "glm-4.7-fp8.config.json"
+PAGE = Path(__file__).parents[2] / "deploy" / "CAPACITY.md"
 
 
 @pytest.fixture(scope="module")
@@ -79,3 +81,30 @@ def test_the_command_refuses_what_does_not_fit(directory: Path) -> None:
     args = ["plan", "cost", "--model", str(directory), "--weights", "synthetic", "--gpus", "8", "--device", "h100"]
     result = CliRunner().invoke(app, [*args, "--batch", "256", "--context", "8192"])
     assert result.exit_code == 2
+
+
+BATCHES = (1, 16, 64, 128, 256)
+
+
+def page_row(rank: RankPlans, kv_dtype: str, name: str, context: int) -> str:
+    """A line of the capacity page."""
+    cells = [f"{capacity(rank, GPUS[name], batch=1, context=128).kv_tokens:,}"]
+    for batch in BATCHES:
+        try:
+            cells.append(f"{capacity(rank, GPUS[name], batch=batch, context=context).tokens_per_s:,.0f}")
+        except ValueError:
+            cells.append("does not fit")
+    return f"| {name.upper()}, context {context:,} | {kv_dtype} | {' | '.join(cells)} |"
+
+
+def test_the_page_says_what_the_cost_model_says(directory: Path, rank: RankPlans) -> None:
+    given = [line for line in PAGE.read_text().splitlines() if re.match(r"\| [BH]\d+,", line)]
+    # What the checkpoint says of K and V is bf16.
+    plans = {"bf16": rank, "fp8": build_model(directory, "fp8", Parallelism(8, 8), 0).ranks[0]}
+    wanted = [
+        page_row(plans[kv_dtype], kv_dtype, name, context)
+        for context in (1024, 4096)
+        for name in GPUS
+        for kv_dtype in plans
+    ]
+    assert given == wanted, f"{PAGE} is out of date: put these lines into it"
