@@ -27,6 +27,7 @@ struct glm_device {
   uint64_t launches = 0;        /* of kernels */
   bool launched_beside = false; /* the last kernel runs beside its predecessor */
   glm::cuda::LastTurn last_turn;
+  glm::cuda::LastGrouping last_grouping;
   /* Of the grouping that moe_gate_up has waited for before its successor could start: what follows may read these offsets before
    * its predecessor ends. Else NULL. */
   const int32_t* settled_offsets = nullptr;

@@ -97,25 +97,29 @@ __device__ __forceinline__ int tiles_of(const ExpertParams& p, const int32_t* of
 
 /* By the whole block: its part of its cluster's only tile, if there is one. */
 template <Operand kOperand>
-__device__ __forceinline__ void split_tile(const ExpertParams& p, const int32_t* offsets, const SplitPipe& pipe,
+__device__ __forceinline__ void split_tile(const ExpertParams& p, const Listing& listing, const SplitPipe& pipe,
                                            ExpertTables<kSplitWidth>& tables, const SplitSums& sums) {
-  ExpertWalk<kSplitChannels, kSplitTokens> walk(p, offsets, static_cast<int>(blockIdx.x) / kExpertSplit,
+  const Role role = role_of_warp();
+  wait_in_role<ExpertLayer::kGateUp>(p, role);
+  ExpertWalk<kSplitChannels, kSplitTokens> walk(p, listing.offsets, static_cast<int>(blockIdx.x) / kExpertSplit,
                                                 static_cast<int>(gridDim.x) / kExpertSplit);
   if (!walk.find()) return;
+  ExpertInputs in = p.in;
+  in.order = listing.order;
   const ExpertTile tile = walk.tile();
   const ExpertPair weights = expert_weights<ExpertLayer::kGateUp>(p, tile.expert);
   const StepRange steps = own_steps(p.steps());
   SplitPipe::Place at;
-  switch (role_of_warp()) {
+  switch (role) {
     case Role::kLoadWeights:
       pipe.load_weights(expert_rows<ExpertLayer::kGateUp, kOperand>(weights, tile.channel), steps, p.k_bytes,
                         are_aligned<ExpertLayer::kGateUp, kOperand>(weights, p), at);
       break;
     case Role::kLoadTokens:
-      pipe.load_tokens(assignment_rows<kOperand, kSplitWidth>(p.in, tile), steps, p.k_bytes, p.tokens_aligned, at);
+      pipe.load_tokens(assignment_rows<kOperand, kSplitWidth>(in, tile), steps, p.k_bytes, p.tokens_aligned, at);
       break;
     case Role::kMultiply:
-      fill_tables<kOperand>(p.in, tile, 0, tables);
+      fill_tables<kOperand>(in, tile, 0, tables);
       multiply_split<kOperand>(
           p, pipe, find_block_scales<ExpertLayer::kGateUp, kOperand, kSplitWidth>(weights, tile.channel, 0, tables),
           sums, steps, at);
@@ -133,14 +137,14 @@ __global__ void __launch_bounds__(kWgmmaThreads, 2) expert_split_kernel(const __
   const SplitPipe pipe{&ring, swizzle_aligned(reinterpret_cast<uint8_t*>(shared))};
   uint8_t* after = pipe.stages + wgmma_stages(kSplitWidth) * wgmma_stage_bytes(kSplitWidth);
   const SplitSums sums{reinterpret_cast<float*>(after), &full};
-  int32_t* offsets = reinterpret_cast<int32_t*>(after + split_sums_bytes(p.steps().last));
+  int32_t* room = reinterpret_cast<int32_t*>(after + split_sums_bytes(p.steps().last));
   if (threadIdx.x == 0) barrier_init(&full, kExpertSplit);
-  begin_experts<ExpertLayer::kGateUp>(p, offsets, pipe);
+  const Listing listing = begin_experts<ExpertLayer::kGateUp>(p, room, pipe);
   cluster_sync(); /* barriers of all blocks are there */
-  if (tiles_of(p, offsets) <= static_cast<int>(gridDim.x) / kExpertSplit) {
-    split_tile<kOperand>(p, offsets, pipe, tables, sums);
+  if (tiles_of(p, listing.offsets) <= static_cast<int>(gridDim.x) / kExpertSplit) {
+    split_tile<kOperand>(p, listing, pipe, tables, sums);
   } else {
-    walk_experts<ExpertLayer::kGateUp, kOperand>(p, offsets, pipe, tables);
+    walk_experts<ExpertLayer::kGateUp, kOperand>(p, listing, pipe, tables);
   }
 }
 
@@ -152,10 +156,9 @@ template <Operand kOperand>
 glm_status launch_split(glm_device* device, const ExpertParams& p) {
   constexpr int kBlocksPerMultiprocessor = 2;
   const size_t stages = static_cast<size_t>(wgmma_stages(kSplitWidth)) * wgmma_stage_bytes(kSplitWidth);
-  const size_t offsets = (static_cast<size_t>(p.first.count) + 1) * sizeof(int32_t);
   const int clusters = device->sm_count * kBlocksPerMultiprocessor / kExpertSplit;
   const Grid grid{dim3(static_cast<unsigned>(clusters * kExpertSplit)), kWgmmaThreads,
-                  kSwizzleAlignment + stages + split_sums_bytes(p.steps().last) + offsets, kExpertSplit};
+                  kSwizzleAlignment + stages + split_sums_bytes(p.steps().last) + listing_bytes(p), kExpertSplit};
   return launch(device, "moe_gate_up", grid, expert_split_kernel<kOperand>, p);
 }
 

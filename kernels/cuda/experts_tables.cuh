@@ -2,6 +2,7 @@
 #ifndef GLM_CUDA_EXPERTS_TABLES_CUH
 #define GLM_CUDA_EXPERTS_TABLES_CUH
 
+#include "experts_listing.cuh"
 #include "experts_tile.cuh"
 
 namespace glm::cuda {
@@ -24,7 +25,7 @@ __device__ __forceinline__ void fill_tables(const ExpertInputs& in, const Expert
     tables.assignments[half][i] = assignment;
     if (kOperand != Operand::kBf16) {
       tables.scales[half][i] = row_of<float>(in.x_scale, x_row(in, assignment));
-      tables.row_scales[half][i] = *tables.scales[half][i];
+      tables.row_scales[half][i] = __ldcg(tables.scales[half][i]);
     }
   }
   named_barrier(kMultiplyBarrier, kWarpgroup);
@@ -90,17 +91,25 @@ __device__ __forceinline__ void prefetch_table(const glm_expert_weights& weights
   if (i < weights.count) asm volatile("prefetch.global.L2 [%0];" ::"l"(weights.experts + i));
 }
 
-/* Fills `offsets` (shared). The successor is released only after the wait: when it starts, whatever this kernel waited for has
- * ended, the grouping too (ExpertParams::settled). */
+/* The successor is released only after the wait: when it starts, whatever this kernel waited for has ended, the grouping too
+ * (ExpertParams::settled). `room`: for the listing. */
 template <ExpertLayer kLayer, int kTokens>
-__device__ __forceinline__ void begin_experts(const ExpertParams& p, int32_t* offsets, const WgmmaPipe<kTokens>& pipe) {
+__device__ __forceinline__ Listing begin_experts(const ExpertParams& p, int32_t* room, const WgmmaPipe<kTokens>& pipe) {
   prefetch_table(p.first);
   if (kLayer == ExpertLayer::kGateUp) prefetch_table(p.second);
-  if (!p.settled) wait_for_predecessor();
-  release_successor();
-  for (int i = static_cast<int>(threadIdx.x); i <= p.first.count; i += kWgmmaThreads)
-    offsets[i] = __ldcg(p.in.offsets + i);
+  if (!p.settled && !p.by_ids) wait_for_predecessor();
+  if (!p.by_ids) release_successor();
+  const Listing listing = find_listing(p, room);
   pipe.init();
+  return listing;
+}
+
+/* By each warp, before anything but its weights depends on the predecessor. */
+template <ExpertLayer kLayer>
+__device__ __forceinline__ void wait_in_role(const ExpertParams& p, Role role) {
+  const bool has_tokens = kLayer == ExpertLayer::kGateUp && p.by_ids;
+  if (role == Role::kMultiply || (role == Role::kLoadTokens && !has_tokens)) wait_for_predecessor();
+  if (role == Role::kMultiply && p.by_ids) release_successor();
 }
 
 }  // namespace glm::cuda

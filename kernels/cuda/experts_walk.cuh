@@ -76,14 +76,16 @@ __device__ __forceinline__ void multiply_narrowly(const ExpertParams& p, const E
 
 /* By the whole block: every gridDim.x-th tile. */
 template <ExpertLayer kLayer, Operand kOperand, int kTokens>
-__device__ __forceinline__ void walk_experts(const ExpertParams& p, const int32_t* offsets,
+__device__ __forceinline__ void walk_experts(const ExpertParams& p, const Listing& listing,
                                              const WgmmaPipe<kTokens>& pipe, ExpertTables<kTokens>& tables) {
   typename WgmmaPipe<kTokens>::Place at;
   const Role role = role_of_warp();
-  if (role != Role::kLoadWeights) wait_for_predecessor();
+  wait_in_role<kLayer>(p, role);
+  ExpertInputs in = p.in;
+  in.order = listing.order;
   int half = 0;
   using Walk = ExpertWalk<kLayerChannels<kLayer>, kTokens>;
-  for (Walk walk(p, offsets, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)); walk.find();
+  for (Walk walk(p, listing.offsets, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)); walk.find();
        walk.next(), half ^= 1) {
     const ExpertTile tile = walk.tile();
     if (role == Role::kLoadWeights) {
@@ -91,9 +93,9 @@ __device__ __forceinline__ void walk_experts(const ExpertParams& p, const int32_
       pipe.load_weights(expert_rows<kLayer, kOperand>(weights, tile.channel), p.steps(), p.k_bytes,
                         are_aligned<kLayer, kOperand>(weights, p), at);
     } else if (role == Role::kLoadTokens) {
-      pipe.load_tokens(assignment_rows<kOperand, kTokens>(p.in, tile), p.steps(), p.k_bytes, p.tokens_aligned, at);
+      pipe.load_tokens(assignment_rows<kOperand, kTokens>(in, tile), p.steps(), p.k_bytes, p.tokens_aligned, at);
     } else {
-      fill_tables<kOperand>(p.in, tile, half, tables);
+      fill_tables<kOperand>(in, tile, half, tables);
       multiply_narrowly<kLayer, kOperand>(p, tile, half, pipe, tables, at);
       named_barrier(kMultiplyBarrier, kWarpgroup);
       store_outputs<kLayer>(p, tile, half, tables);

@@ -8,14 +8,21 @@ namespace glm::cuda {
 
 enum class ExpertLayer { kGateUp, kDown };
 
+/* Assignments that a block lists in its shared memory. */
+constexpr int kMostListed = 512;
+
 struct ExpertParams {
   ExpertInputs in;
   glm_expert_weights first;  /* gate, or down */
   glm_expert_weights second; /* up, or unused */
   glm_tensor y;              /* bf16, a row an assignment */
   int k_bytes = 0;
-  bool tokens_aligned = false;   /* rows of x start at and last for multiples of 16 bytes */
-  bool settled = false;          /* the kernel may read in.offsets before its predecessor ends */
+  bool tokens_aligned = false; /* rows of x start at and last for multiples of 16 bytes */
+  bool settled = false;        /* the kernel may read what moe_group wrote before its predecessor ends */
+  bool by_ids = false;         /* it groups `ids` by itself, and may read them and x before its predecessor ends */
+  int listed = 0;              /* assignments, if a block has them all in its shared memory; else 0 */
+  glm_tensor ids = {};
+  int32_t first_id = 0;
   const int32_t* skip = nullptr; /* nothing is done if this is not 0: the wide tiles did it */
 
   __host__ __device__ StepRange steps() const { return {0, (k_bytes + kStepBytes - 1) / kStepBytes}; }

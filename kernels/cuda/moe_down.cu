@@ -111,6 +111,44 @@ __global__ void combine_kernel(const __grid_constant__ CombineParams p) {
   });
 }
 
+constexpr int kFewChoices = 8;
+constexpr int kFewThreads = 128;
+constexpr int kFewRows = 128;
+
+/* The same for at most kFewChoices experts a row and whole packs: all of a pack's products are read at once. Block (x, y): row, columns.
+ * settled: ids and weights are there before the predecessor ends. */
+__global__ void __launch_bounds__(kFewThreads)
+    combine_few_kernel(const __grid_constant__ CombineParams p, bool settled) {
+  release_successor();
+  if (!settled) wait_for_predecessor();
+  const int64_t row = blockIdx.x;
+  int32_t ids[kFewChoices];
+  float weights[kFewChoices];
+#pragma unroll
+  for (int j = 0; j < kFewChoices; ++j) {
+    ids[j] = j < p.top_k ? __ldcg(row_of<int32_t>(p.ids, row) + j) - p.first : -1;
+    weights[j] = j < p.top_k ? __ldcg(row_of<float>(p.weights, row) + j) : 0.0f;
+  }
+  wait_for_predecessor();
+  const int32_t first = static_cast<int32_t>(blockIdx.y * kFewThreads + threadIdx.x) * kPack;
+  if (first >= p.out.cols) return;
+  float sums[kPack] = {};
+  if (p.base.data != nullptr) load_pack(row_of<bf16>(p.base, row), first, p.out.cols, sums);
+  PackOf<bf16> products[kFewChoices];
+#pragma unroll
+  for (int j = 0; j < kFewChoices; ++j) {
+    if (ids[j] < 0 || ids[j] >= p.count) continue;
+    products[j] = *reinterpret_cast<const PackOf<bf16>*>(row_of<bf16>(p.y, row * p.top_k + j) + first);
+  }
+#pragma unroll
+  for (int j = 0; j < kFewChoices; ++j) {
+    if (ids[j] < 0 || ids[j] >= p.count) continue;
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) sums[i] += weights[j] * to_float(products[j].values[i]);
+  }
+  store_pack(row_of<bf16>(p.out, row), first, p.out.cols, sums);
+}
+
 }  // namespace
 
 namespace {
@@ -119,6 +157,17 @@ namespace {
 template <typename Args>
 ExpertInputs inputs_of(const Args& args) {
   return {args.x, args.x_scale, args.offsets, args.order, args.top_k, false};
+}
+
+/* Whether the products are those of wgmma, whose kernels release their successor only when the routing is known to be over. */
+bool is_on_wgmma(const glm_device* device, const glm_moe_down_args& args) {
+  bool on_tensor_cores = true;
+  const auto scalar = [&] {
+    on_tensor_cores = false;
+    return GLM_OK;
+  };
+  with_operand(args.down.format, args.x.dtype, [](auto) { return GLM_OK; }, scalar);
+  return on_tensor_cores && device->has_wgmma && args.out.dtype == GLM_BF16;
 }
 
 size_t y_bytes(const glm_moe_down_args& args) {
@@ -170,6 +219,11 @@ glm_status moe_down(glm_device* device, const glm_moe_down_args* args) {
   if (status != GLM_OK) return status;
   const CombineParams combine{args->top_k, args->down.first, args->down.count, args->ids, args->weights,
                               y,           args->base,       args->out};
+  if (args->rows <= kFewRows && args->top_k <= kFewChoices && y.dtype == GLM_BF16 && y.cols % kPack == 0 &&
+      reinterpret_cast<uintptr_t>(y.data) % alignof(PackOf<bf16>) == 0) {
+    const Grid grid{dim3(static_cast<unsigned>(args->rows), blocks_for(y.cols, kFewThreads * kPack)), kFewThreads};
+    return launch(device, "moe_down (combine)", grid, combine_few_kernel, combine, is_on_wgmma(device, *args));
+  }
   const Grid grid{dim3(static_cast<unsigned>(args->rows)), row_threads(args->out.cols)};
   return with_act(args->out.dtype, [&](auto act) {
     return launch(device, "moe_down (combine)", grid, combine_kernel<typename decltype(act)::type>, combine);

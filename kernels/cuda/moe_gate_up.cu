@@ -109,8 +109,9 @@ __global__ void gate_up_scalar_kernel(const __grid_constant__ GateUpParams p) {
 template <typename Act>
 __global__ void quantize_listed_kernel(const int32_t* total, const int32_t* order, bool settled, glm_tensor y,
                                        RowTargets targets) {
-  extern __shared__ __align__(16) float row[];
+  extern __shared__ __align__(16) float row_memory[];
   __shared__ uint32_t largest[kWarp];
+  BlockRow row(row_memory, y.cols);
   release_successor();
   if (!settled) wait_for_predecessor();
   const int first = static_cast<int>(blockIdx.x);

@@ -46,14 +46,15 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ int earlier[kWarp];
   __shared__ int own[kWarp];
   __shared__ int counted[kWarp];
-  begin_turn(false);
   const int32_t expert = static_cast<int32_t>(blockIdx.x);
   const int32_t a = static_cast<int32_t>(threadIdx.x);
   const int warp = a / kWarp;
   const int lane = a % kWarp;
   const bool valid = a < assignments;
-  const int32_t id = valid ? row_of<int32_t>(ids, a / top_k)[a % top_k] - first : -1;
-  const bool counts = valid && loads.counts != nullptr && loads.row_slots[a / top_k] != loads.spare_slot;
+  const int32_t row = a / top_k;
+  const bool counts = valid && loads.counts != nullptr && __ldcg(loads.row_slots + row) != loads.spare_slot;
+  begin_turn(false);
+  const int32_t id = valid ? row_of<int32_t>(ids, row)[a - row * top_k] - first : -1;
   const bool is_own = id == expert && expert < count;
   const unsigned own_votes = __ballot_sync(0xffffffffu, is_own);
   const unsigned earlier_votes = __ballot_sync(0xffffffffu, id >= 0 && id < expert);
@@ -72,7 +73,7 @@ __global__ void __launch_bounds__(kThreads)
   const int load = __reduce_add_sync(0xffffffffu, is_warp ? counted[lane] : 0);
   if (lane != 0) return;
   offsets[expert] = at;
-  if (load > 0) loads.counts[expert] += load;
+  if (load > 0) atomicAdd(reinterpret_cast<unsigned long long*>(loads.counts) + expert, load); /* nobody waits for it */
 }
 
 /* One block an expert, and one more for the end: it counts the assignments of the experts before it, then lists its own. */
@@ -122,6 +123,7 @@ glm_status moe_group(glm_device* device, const glm_moe_group_args* args) {
   const int whole_warps = (assignments + kWarp - 1) / kWarp * kWarp;
   const Grid grid{dim3(static_cast<unsigned>(args->count + 1)), std::min(kThreads, whole_warps)};
   const Loads loads{args->loads, args->loads == nullptr ? nullptr : args->step->row_slots, args->spare_slot};
+  device->last_grouping = {args->ids, args->offsets, args->order, args->rows, args->first, device->launches + 1};
   return launch(device, "moe_group", grid, assignments <= kThreads ? moe_group_once_kernel : moe_group_kernel,
                 args->ids, args->top_k, assignments, args->first, args->count, args->offsets, args->order, loads);
 }

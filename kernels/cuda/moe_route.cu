@@ -40,7 +40,9 @@ struct SelectParams {
   const int32_t* places;
 };
 
-constexpr int kSelectThreads = 256;
+constexpr int kSelectThreads = 1024;
+constexpr int kSelectSplit = 4; /* threads that find an expert's rank */
+constexpr int kFewSelections = 256;
 constexpr uint32_t kTaken = 0; /* the key of an expert that cannot be chosen, below all others */
 
 __host__ __device__ constexpr int padded_experts(int experts) {
@@ -101,21 +103,28 @@ __device__ void drop_groups(const SelectParams& p, float* choices, float* group_
   __syncwarp();
 }
 
-/* How many keys stand before the expert's: larger ones, and equal ones of lower experts. `keys`: [padded to whole uint4]. */
-__device__ int rank_of_expert(const uint32_t* keys, int experts, int expert) {
+/* How many keys stand before the expert's: larger ones, and equal ones of lower experts. By kSelectSplit neighbouring threads, of which
+ * this is the `part`-th; the same in each. `keys`: [padded to whole uint4]. */
+__device__ int rank_of_expert(const uint32_t* keys, int experts, int expert, int part) {
   const uint32_t key = keys[expert];
+  const int own = expert / 4 * 4;
   int before = 0;
-  for (int i = 0; i < experts; i += 4) {
+#pragma unroll 5
+  for (int i = part * 4; i < experts; i += 4 * kSelectSplit) {
     const uint4 others = *reinterpret_cast<const uint4*>(keys + i);
-    before += others.x > (i < expert ? key - 1 : key) ? 1 : 0;
-    before += others.y > (i + 1 < expert ? key - 1 : key) ? 1 : 0;
-    before += others.z > (i + 2 < expert ? key - 1 : key) ? 1 : 0;
-    before += others.w > (i + 3 < expert ? key - 1 : key) ? 1 : 0;
+    const uint32_t most = i == own ? 0xffffffffu : i < own ? key - 1 : key;
+    before += (others.x > most ? 1 : 0) + (others.y > most ? 1 : 0);
+    before += (others.z > most ? 1 : 0) + (others.w > most ? 1 : 0);
   }
+  if (part == 0) {
+    for (int i = own; i < own + 4; ++i) before += keys[i] > (i < expert ? key - 1 : key) ? 1 : 0;
+  }
+#pragma unroll
+  for (int offset = 1; offset < kSelectSplit; offset *= 2) before += __shfl_xor_sync(0xffffffffu, before, offset);
   return before;
 }
 
-/* One block a row, a thread an expert where there are as many. Shared: choices, which become keys; scores, group scores. */
+/* One block a row, for few rows kSelectSplit threads an expert. Shared: choices, which become keys; scores, group scores. */
 __global__ void __launch_bounds__(kSelectThreads) route_select_kernel(const __grid_constant__ SelectParams p) {
   extern __shared__ __align__(16) float choices[];
   __shared__ int32_t chosen[kWarp];
@@ -141,19 +150,20 @@ __global__ void __launch_bounds__(kSelectThreads) route_select_kernel(const __gr
     keys[e] = e >= p.experts || isnan(choices[e]) ? kTaken : ascending_key(choices[e]);
   }
   __syncthreads();
-  for (int e = thread; e < p.experts; e += threads) {
-    if (keys[e] == kTaken) continue;
-    const int rank = rank_of_expert(keys, p.experts, e);
-    if (rank < p.top_k) chosen[rank] = e;
+  for (int base = 0; base < p.experts; base += threads / kSelectSplit) {
+    const int e = base + thread / kSelectSplit;
+    const int rank = rank_of_expert(keys, p.experts, min(e, p.experts - 1), thread % kSelectSplit);
+    if (e < p.experts && keys[e] != kTaken && rank < p.top_k) chosen[rank] = e;
   }
   __syncthreads();
-  if (thread >= p.top_k) return;
-  const int32_t expert = chosen[thread];
+  if (thread >= kWarp) return;
+  const int32_t expert = chosen[min(thread, p.top_k - 1)];
+  const float score = scores[expert];
   float total = 0.0f;
-  for (int j = 0; j < p.top_k; ++j) total += scores[chosen[j]];
+  for (int j = 0; j < p.top_k; ++j) total += __shfl_sync(0xffffffffu, score, j);
+  if (thread >= p.top_k) return;
   row_of<int32_t>(p.ids, row)[thread] = p.places == nullptr ? expert : p.places[expert];
-  row_of<float>(p.weights, row)[thread] =
-      (p.normalize != 0 ? scores[expert] / (total + 1e-20f) : scores[expert]) * p.scale;
+  row_of<float>(p.weights, row)[thread] = (p.normalize != 0 ? score / (total + 1e-20f) : score) * p.scale;
 }
 
 glm_status compute_logits(glm_device* device, const glm_moe_route_args& args, bool beside, float* logits) {
@@ -182,7 +192,9 @@ glm_status moe_route(glm_device* device, const glm_moe_route_args* args) {
   if (status != GLM_OK) return status;
   const SelectParams p{logits,          args->bias,  args->experts, args->top_k,   args->groups, args->topk_groups,
                        args->normalize, args->scale, args->ids,     args->weights, args->places};
-  const int threads = std::min(kSelectThreads, (args->experts + kWarp - 1) / kWarp * kWarp);
+  /* Many rows share the multiprocessors: there as many threads as experts have least to do. */
+  const int wanted = args->rows <= kFewSelections ? args->experts * kSelectSplit : args->experts;
+  const int threads = std::min(kSelectThreads, (wanted + kWarp - 1) / kWarp * kWarp);
   const Grid grid{dim3(static_cast<unsigned>(args->rows)), threads,
                   sizeof(float) * (padded_experts(args->experts) + args->experts + args->groups)};
   return launch(device, "moe_route (select)", grid, route_select_kernel, p);

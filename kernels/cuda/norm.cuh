@@ -14,17 +14,19 @@ class NormWeights {
     load_pack(weight, min(own_, cols), cols, values_);
   }
 
-  /* Writes row `index`: the shared `row` times its inverse RMS and the weights. `largest`: one word a warp. */
+  /* Writes row `index`: `row` times its inverse RMS and the weights. `largest`: one word a warp. */
   template <typename Act>
-  __device__ __forceinline__ void store_normalized(float* row, float inverse_rms, const RowTargets& targets,
+  __device__ __forceinline__ void store_normalized(BlockRow& row, float inverse_rms, const RowTargets& targets,
                                                    int64_t index, uint32_t* largest) {
     store_row<Act>(row, cols_, targets, index, largest, [&](int32_t first, float* values) {
       if (first != own_) load_pack(weight_, first, cols_, values_);
-      read_shared_pack(row, first, values);
+      row.read(first, values);
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) {
-        values[i] = rounded_to<Act>(values_[i] * rounded_to<Act>(values[i] * inverse_rms));
-      }
+      for (int i = 0; i < kPack; ++i) values[i] *= inverse_rms;
+      round_pack<Act>(values);
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) values[i] *= values_[i];
+      round_pack<Act>(values);
     });
   }
 

@@ -8,8 +8,9 @@ namespace {
 
 template <typename Act>
 __global__ void quantize_kernel(glm_tensor x, RowTargets targets) {
-  extern __shared__ __align__(16) float row[];
+  extern __shared__ __align__(16) float row_memory[];
   __shared__ uint32_t largest[kWarp];
+  BlockRow row(row_memory, x.cols);
   begin_kernel();
   const int64_t index = blockIdx.x;
   const Act* from = row_of<Act>(x, index);

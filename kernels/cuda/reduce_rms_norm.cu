@@ -12,7 +12,7 @@ namespace {
 /* residual += the sum of all ranks' delta, rounded to act; that goes to the shared row. Returns this thread's sum of squares. */
 template <typename Act>
 __device__ float add_sum(const Peers& peers, PeerRows<Act>& exchange, Act* residual, const Act* delta, int32_t cols,
-                         float* row) {
+                         BlockRow& row) {
   const int64_t index = blockIdx.x;
   float sum[kPack];
   for_each_pack(cols, [&](int32_t first) {
@@ -33,7 +33,7 @@ __device__ float add_sum(const Peers& peers, PeerRows<Act>& exchange, Act* resid
       values[i] = rounded_to<Act>(values[i] + sum[i]);
       squares = fmaf(values[i], values[i], squares);
     }
-    write_shared_pack(row, first, values);
+    row.write(first, values);
     store_pack(residual, first, cols, values);
   });
   return squares;
@@ -43,11 +43,12 @@ template <typename Act>
 __global__ void __launch_bounds__(kMaxRowThreads)
     reduce_rms_norm_kernel(const __grid_constant__ Peers peers, glm_tensor residual, glm_tensor delta,
                            const float* weight, float eps, RowTargets targets, bool two_shots) {
-  extern __shared__ __align__(16) float row[];
+  extern __shared__ __align__(16) float row_memory[];
   __shared__ float sums[kWarp];
   __shared__ uint32_t largest[kWarp];
   const int32_t cols = residual.cols;
   NormWeights weights(weight, cols);
+  BlockRow row(row_memory, cols);
   begin_kernel();
   const int64_t index = blockIdx.x;
   PeerRows<Act> exchange(peers, cols, two_shots);

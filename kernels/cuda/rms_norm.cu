@@ -6,9 +6,9 @@ namespace glm::cuda {
 
 namespace {
 
-/* residual += delta, rounded to act; the sum goes to the shared row. Returns this thread's sum of squares. */
+/* residual += delta, rounded to act; the sum goes to `row`. Returns this thread's sum of squares. */
 template <typename Act>
-__device__ float add_delta(Act* residual, const Act* delta, int32_t cols, float* row) {
+__device__ float add_delta(Act* residual, const Act* delta, int32_t cols, BlockRow& row) {
   float squares = 0.0f;
   for_each_pack(cols, [&](int32_t first) {
     if (first >= cols) return;
@@ -18,10 +18,11 @@ __device__ float add_delta(Act* residual, const Act* delta, int32_t cols, float*
       float added[kPack];
       load_pack(delta, first, cols, added);
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) values[i] = rounded_to<Act>(values[i] + added[i]);
+      for (int i = 0; i < kPack; ++i) values[i] += added[i];
+      round_pack<Act>(values);
       store_pack(residual, first, cols, values);
     }
-    write_shared_pack(row, first, values);
+    row.write(first, values);
 #pragma unroll
     for (int i = 0; i < kPack; ++i) squares = fmaf(values[i], values[i], squares);
   });
@@ -31,11 +32,12 @@ __device__ float add_delta(Act* residual, const Act* delta, int32_t cols, float*
 template <typename Act>
 __global__ void rms_norm_kernel(glm_tensor residual, glm_tensor delta, const float* weight, float eps,
                                 RowTargets targets) {
-  extern __shared__ __align__(16) float row[];
+  extern __shared__ __align__(16) float row_memory[];
   __shared__ float sums[kWarp];
   __shared__ uint32_t largest[kWarp];
   const int32_t cols = residual.cols;
   NormWeights weights(weight, cols);
+  BlockRow row(row_memory, cols);
   begin_kernel();
   const int64_t index = blockIdx.x;
   const Act* added = delta.data == nullptr ? nullptr : row_of<Act>(delta, index);

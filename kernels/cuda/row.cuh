@@ -93,6 +93,35 @@ __device__ __forceinline__ void write_shared_pack(float* row, int32_t first, con
   *shared_half(row, first, 1) = make_float4(in[4], in[5], in[6], in[7]);
 }
 
+/* A row of f32 in shared memory (shared_row_bytes); where each thread has one pack at most, it stays in registers. */
+class BlockRow {
+ public:
+  __device__ __forceinline__ BlockRow(float* shared, int32_t cols)
+      : shared_(shared), is_kept_(cols <= static_cast<int32_t>(blockDim.x) * kPack) {}
+
+  __device__ __forceinline__ void write(int32_t first, const float in[kPack]) {
+    if (is_kept_) {
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) kept_[i] = in[i];
+    } else {
+      write_shared_pack(shared_, first, in);
+    }
+  }
+  __device__ __forceinline__ void read(int32_t first, float out[kPack]) const {
+    if (is_kept_) {
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) out[i] = kept_[i];
+    } else {
+      read_shared_pack(shared_, first, out);
+    }
+  }
+
+ private:
+  float* shared_;
+  bool is_kept_;
+  float kept_[kPack] = {};
+};
+
 /* Calls f(first column) for every pack of this thread. Threads of a warp stay together; `first` may lie past the end. */
 template <typename F>
 __device__ __forceinline__ void for_each_pack(int32_t cols, F&& f) {
@@ -118,12 +147,50 @@ __device__ __forceinline__ uint32_t pack_absmax(const float values[kPack], int32
   return largest;
 }
 
+/* x / scale, rounded to nearest even: the quotient by the rounded reciprocal, corrected twice by its remainder (Markstein, IA-64 and
+ * elementary functions, 8). For |x| up to about 448 times a scale that is neither tiny nor huge; quotients far below FP8's range come
+ * out as some other number that rounds to the same zero. */
+__device__ __forceinline__ float divide_by(float x, float scale, float reciprocal) {
+  float quotient = x * reciprocal;
+  quotient = fmaf(fmaf(-quotient, scale, x), reciprocal, quotient);
+  quotient = fmaf(fmaf(-quotient, scale, x), reciprocal, quotient);
+  return copysignf(quotient, x);
+}
+__device__ __forceinline__ bool is_ordinary_scale(float scale) {
+  return scale > 0x1p-100f && scale < 0x1p100f;
+}
+
 __device__ __forceinline__ void quantize_pack(const float values[kPack], int32_t first, int32_t cols, float scale,
                                               fp8* q) {
+  if (first + kPack <= cols && is_pack_aligned(q) && is_ordinary_scale(scale)) { /* no value is infinite or NaN */
+    const float reciprocal = 1.0f / scale;
+    uint32_t codes[kPack / 2];
+#pragma unroll
+    for (int i = 0; i < kPack / 2; ++i) {
+      const float2 pair =
+          make_float2(divide_by(values[2 * i], scale, reciprocal), divide_by(values[2 * i + 1], scale, reciprocal));
+      codes[i] = __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3);
+    }
+    *reinterpret_cast<uint2*>(q + first) = make_uint2(codes[0] | codes[1] << 16, codes[2] | codes[3] << 16);
+    return;
+  }
   float scaled[kPack];
 #pragma unroll
   for (int i = 0; i < kPack; ++i) scaled[i] = first + i < cols ? values[i] / scale : 0.0f;
   store_pack(q, first, cols, scaled);
+}
+
+/* Rounds all to act, two at a time. */
+template <typename Act>
+__device__ __forceinline__ void round_pack(float values[kPack]) {
+  if constexpr (std::is_same_v<Act, bf16>) {
+#pragma unroll
+    for (int i = 0; i < kPack; i += 2) {
+      const __nv_bfloat162 pair = __floats2bfloat162_rn(values[i], values[i + 1]);
+      values[i] = __low2float(pair);
+      values[i + 1] = __high2float(pair);
+    }
+  }
 }
 
 /* With the scale of its group of 128 columns: 16 neighbouring threads' packs. */
@@ -148,10 +215,10 @@ struct RowTargets {
 };
 
 /* Writes row `index` of the targets; `pack(first, values)` gives its columns [first, first + 8), rounded to act. Scales are those
- * of glm_quantize_args: one for the row if the targets' scale has one column, for which the row waits in `row` (shared), else one
+ * of glm_quantize_args: one for the row if the targets' scale has one column, for which the row waits in `row`, else one
  * for each group. `reduction`: one word a warp. */
 template <typename Act, typename Pack>
-__device__ __forceinline__ void store_row(float* row, int32_t cols, const RowTargets& targets, int64_t index,
+__device__ __forceinline__ void store_row(BlockRow& row, int32_t cols, const RowTargets& targets, int64_t index,
                                           uint32_t* reduction, Pack&& pack) {
   Act* out = targets.out.data == nullptr ? nullptr : row_of<Act>(targets.out, index);
   fp8* q = targets.q.data == nullptr ? nullptr : row_of<fp8>(targets.q, index);
@@ -167,7 +234,7 @@ __device__ __forceinline__ void store_row(float* row, int32_t cols, const RowTar
       quantize_by_group(values, first, cols, q, scales);
     } else if (first < cols) {
       largest = max(largest, pack_absmax(values, first, cols));
-      write_shared_pack(row, first, values);
+      row.write(first, values);
     }
   });
   if (q == nullptr || !by_row) return;
@@ -176,7 +243,7 @@ __device__ __forceinline__ void store_row(float* row, int32_t cols, const RowTar
   for_each_pack(cols, [&](int32_t first) {
     if (first >= cols) return;
     float values[kPack];
-    read_shared_pack(row, first, values);
+    row.read(first, values);
     quantize_pack(values, first, cols, scale, q);
   });
 }

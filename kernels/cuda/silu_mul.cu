@@ -9,11 +9,12 @@ namespace {
 
 template <typename Act>
 __global__ void silu_mul_kernel(glm_tensor x, RowTargets targets, bool beside) {
-  extern __shared__ __align__(16) float row[];
+  extern __shared__ __align__(16) float row_memory[];
   __shared__ uint32_t largest[kWarp];
   begin_turn(beside);
   const int64_t index = blockIdx.x;
   const int32_t cols = x.cols / 2;
+  BlockRow row(row_memory, cols);
   const Act* gate = row_of<Act>(x, index);
   const Act* up = gate + cols;
   store_row<Act>(row, cols, targets, index, largest, [&](int32_t first, float* values) {
@@ -27,7 +28,11 @@ __global__ void silu_mul_kernel(glm_tensor x, RowTargets targets, bool beside) {
       load_pack(up, first, cols, u);
     }
 #pragma unroll
-    for (int i = 0; i < kPack; ++i) values[i] = rounded_to<Act>(rounded_to<Act>(silu(g[i])) * u[i]);
+    for (int i = 0; i < kPack; ++i) values[i] = silu(g[i]);
+    round_pack<Act>(values);
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) values[i] *= u[i];
+    round_pack<Act>(values);
   });
   end_turn(beside);
 }

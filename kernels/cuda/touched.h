@@ -40,6 +40,16 @@ struct LastTurn {
       false; /* its last kernel runs beside its predecessor: that may still run after its successor's start */
 };
 
+/* The last call of moe_group, and when it was. */
+struct LastGrouping {
+  glm_tensor ids = {};
+  const int32_t* offsets = nullptr;
+  const int32_t* order = nullptr;
+  int32_t rows = 0;
+  int32_t first = 0;
+  uint64_t launches = ~uint64_t{0}; /* of the device when it ended; at first none */
+};
+
 }  // namespace glm::cuda
 
 #endif

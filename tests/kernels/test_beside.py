@@ -1,8 +1,9 @@
 """Calls that follow each other as in a layer with experts, where neighbours may run side by side, give what they give
 one by one.
 
-A round is `norm; gate_up of the shared expert; route; silu_mul; group; down`, and its norm adds what the round before
-it wrote: a call that starts too early, or ends unseen, changes the bits of all rounds to come.
+A round is `norm; gate_up of the shared expert; route; silu_mul; group; down; gate_up and down of the routed experts`,
+and its norm adds what the round before it wrote: a call that starts too early, or ends unseen, changes the bits of all
+rounds to come.
 """
 
 import ctypes
@@ -27,9 +28,9 @@ from tests.kernels.harness import (
     poison,
     tensor,
 )
-from tests.kernels.matrices import Format, Weights, random_weights
+from tests.kernels.matrices import BoundExperts, Format, Weights, random_weights
 
-HIDDEN, WIDTH, EXPERTS, TOP_K, LOCAL = 1024, 192, 160, 8, 20
+HIDDEN, WIDTH, EXPERTS, TOP_K, FIRST, LOCAL = 1024, 192, 160, 8, 40, 20
 ROUNDS = 12
 
 
@@ -55,6 +56,10 @@ class Layer:
             AlignedWeight(random_weights(rng, Format.F32, EXPERTS, HIDDEN)),
             AlignedWeight(random_weights(rng, fmt, HIDDEN, WIDTH)),
         ]
+        self.experts = [
+            BoundExperts([random_weights(rng, fmt, *shape, gap=0) for _ in range(LOCAL)], FIRST)
+            for shape in ((WIDTH, HIDDEN), (WIDTH, HIDDEN), (HIDDEN, WIDTH))
+        ]
         self.bias = Buffer(rng.standard_normal(EXPERTS).astype(np.float32) * 0.01)
         self.norm = Buffer(rng.uniform(0.5, 1.5, HIDDEN).astype(np.float32))
         self.residual = tensor(rng.standard_normal((rows, HIDDEN)).astype(BF16))
@@ -65,6 +70,9 @@ class Layer:
         self.gate_up = output(rows, 2 * WIDTH, BF16)
         self.hidden, self.hidden_q = output(rows, WIDTH, BF16), output(rows, WIDTH, FP8)
         self.hidden_scale = output(rows, 1, F32)
+        self.shared = output(rows, HIDDEN, BF16)
+        self.inner, self.inner_q = output(rows * TOP_K, WIDTH, BF16), output(rows * TOP_K, WIDTH, FP8)
+        self.inner_scale = output(rows * TOP_K, 1, F32)
         self.ids, self.expert_weights = output(rows, TOP_K, I32), output(rows, TOP_K, F32)
         self.offsets, self.order = Buffer(poison((LOCAL + 1,), I32)), Buffer(poison((rows * TOP_K,), I32))
         self.calls = self._calls(rows, fmt)
@@ -84,15 +92,30 @@ class Layer:
         route.experts, route.top_k, route.groups, route.topk_groups = EXPERTS, TOP_K, 1, 1
         route.normalize, route.scale = 1, 2.5
         route.ids, route.weights = self.ids.struct, self.expert_weights.struct
-        group = abi.MoeGroupArgs(rows, self.ids.struct, TOP_K, 40, LOCAL, self.offsets.pointer, self.order.pointer)
+        group = abi.MoeGroupArgs(rows, self.ids.struct, TOP_K, FIRST, LOCAL, self.offsets.pointer, self.order.pointer)
         return [
             (abi.Op.RMS_NORM, norm),
             (abi.Op.LINEAR, self._linear(rows, fmt, x, 0, self.gate_up)),
             (abi.Op.MOE_ROUTE, route),
             (abi.Op.SILU_MUL, abi.SiluMulArgs(rows, self.gate_up.struct, *(form.struct for form in hidden))),
             (abi.Op.MOE_GROUP, group),
-            (abi.Op.LINEAR, self._linear(rows, fmt, hidden, 2, self.delta)),
+            (abi.Op.LINEAR, self._linear(rows, fmt, hidden, 2, self.shared)),
+            *self._routed_experts(rows, fmt),
         ]
+
+    def _routed_experts(self, rows: int, fmt: Format) -> list[tuple[abi.Op, Any]]:
+        gate, up, down = (experts.struct for experts in self.experts)
+        quantised = fmt == Format.FP8_CHANNEL
+        x = (self.x_q.struct, self.x_scale.struct) if quantised else (self.x.struct, ABSENT)
+        first = abi.MoeGateUpArgs(rows, TOP_K, *x, gate, up)
+        first.offsets, first.order, first.out = self.offsets.pointer, self.order.pointer, self.inner.struct
+        inner = (self.inner_q.struct, self.inner_scale.struct) if quantised else (self.inner.struct, ABSENT)
+        first.q, first.scale = inner if quantised else (ABSENT, ABSENT)
+        second = abi.MoeDownArgs(rows, TOP_K, *inner, down)
+        second.offsets, second.order = self.offsets.pointer, self.order.pointer
+        second.ids, second.weights = self.ids.struct, self.expert_weights.struct
+        second.base, second.out = self.shared.struct, self.delta.struct
+        return [(abi.Op.MOE_GATE_UP, first), (abi.Op.MOE_DOWN, second)]
 
     def run(self, device: Device, wait: Callable[[], None]) -> list[Array]:
         sizes = (device.table.kernels.workspace_bytes(device.handle, op, ctypes.byref(args)) for op, args in self.calls)
