@@ -86,7 +86,7 @@ class Crowd:
     """Sends short requests, CONCURRENCY at a time, over one connection that stays open. `outcomes` counts the ends."""
 
     def __init__(self, client: Client, seed: int) -> None:
-        self._stub = client
+        self._client = client
         self._rng = random.Random(seed)
         self.outcomes: Counter[str] = Counter()
 
@@ -106,7 +106,7 @@ class Crowd:
     async def _one(self) -> str:
         rng = self._rng
         prompt = [rng.randrange(1000) for _ in range(rng.randint(1, 4))]
-        call = self._stub.Generate(request(prompt, max_tokens=rng.randint(1, 3), ignore_eos=True))
+        call = self._client.Generate(request(prompt, max_tokens=rng.randint(1, 3), ignore_eos=True))
         reads = rng.randint(0, 1) if rng.random() < CANCELLED_SHARE else None
         try:
             while reads is None or reads > 0:

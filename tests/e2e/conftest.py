@@ -41,10 +41,10 @@ class Worker:
     """The worker's own view, asked over its own port."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._stub = engine_pb2_grpc.EngineServiceStub(channel)
+        self._client = engine_pb2_grpc.EngineServiceStub(channel)
 
     async def load(self) -> engine_pb2.Load:
-        response: engine_pb2.GetLoadResponse = await self._stub.GetLoad(engine_pb2.GetLoadRequest())
+        response: engine_pb2.GetLoadResponse = await self._client.GetLoad(engine_pb2.GetLoadRequest())
         return response.load
 
     async def idle(self) -> engine_pb2.Load:

@@ -17,7 +17,10 @@ from tests.e2e.conftest import Worker
 QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France? Answer with one word."}]
 PERSON = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0}},
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+    },
     "required": ["name", "age"],
     "additionalProperties": False,
 }
@@ -100,7 +103,12 @@ async def test_a_required_call_is_the_same_whole_and_streamed(client: openai.Asy
 
 async def test_messages_whole_and_streamed_with_a_tool(claude: anthropic.AsyncAnthropic) -> None:
     tool: Any = {"name": "add_person", "description": "Adds one.", "input_schema": PERSON}
-    request: dict[str, Any] = {"model": "smollm2-135m-glm", "messages": QUESTION, "max_tokens": 600}
+    request: dict[str, Any] = {
+        "model": "smollm2-135m-glm",
+        "messages": QUESTION,
+        "max_tokens": 600,
+        "extra_body": {"temperature": 0},
+    }
     choice: Any = {"type": "any", "disable_parallel_tool_use": True}
     plain = await claude.messages.create(**request)
     async with claude.messages.stream(**request, tools=[tool], tool_choice=choice) as stream:

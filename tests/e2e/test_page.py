@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Page, async_playwright, expect
+from playwright.async_api import Page, Route, async_playwright, expect
 
 from deploy.local import LocalCluster
 
@@ -31,7 +32,17 @@ async def page(cluster: LocalCluster) -> AsyncIterator[Page]:
     assert complaints == []
 
 
+async def ask_for(page: Page, **fields: object) -> None:
+    """Have these fields in what the page asks the router for."""
+
+    async def add(route: Route) -> None:
+        await route.continue_(post_data=json.dumps({**json.loads(route.request.post_data or "{}"), **fields}))
+
+    await page.route("**/chat/completions", add)
+
+
 async def test_a_question_by_keyboard_gets_a_streamed_answer_and_its_speed(page: Page) -> None:
+    await ask_for(page, temperature=0)
     await page.keyboard.type("What is the capital of France? Answer with one word.")
     await page.keyboard.press("Enter")
     await expect(page.locator("article.assistant")).to_contain_text("Paris", timeout=60_000)
@@ -40,6 +51,7 @@ async def test_a_question_by_keyboard_gets_a_streamed_answer_and_its_speed(page:
 
 
 async def test_a_long_answer_can_be_stopped(page: Page) -> None:
+    await ask_for(page, ignore_eos=True, max_tokens=3000)
     await page.fill("#text", "Tell me a very long story about the sea and all its ships.")
     await page.keyboard.press("Enter")
     await expect(page.locator("article.assistant .content")).not_to_be_empty(timeout=60_000)

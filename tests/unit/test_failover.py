@@ -227,7 +227,7 @@ async def test_without_a_worker_the_wait_is_bounded_and_so_is_the_deadline() -> 
         await c.restart(only)
         await wait_health(c.channel, True)
     async with cluster(1) as c:
-        call = c.client.Generate(request(), timeout=0.5)
+        call = c.client.Generate(request(), timeout=1.0)
         await c.workers[0].submits.get()
         await c.kill(c.workers[0])
         assert (await failure(call)).code() == grpc.StatusCode.DEADLINE_EXCEEDED

@@ -41,14 +41,14 @@ async def test_a_stream_that_is_closed_by_the_official_client_aborts() -> None:
         assert await f.worker.aborts.get() == submit.request_id
 
 
-@pytest.mark.parametrize(("headers", "more"), [({"x-request-timeout-ms": "100"}, {}), ({}, {"timeout": 0.1})])
+@pytest.mark.parametrize(("headers", "more"), [({"x-request-timeout-ms": "1000"}, {}), ({}, {"timeout": 1.0})])
 async def test_a_deadline_ends_a_request(headers: dict[str, str], more: dict[str, float]) -> None:
     async with front() as f:
         response = await f.http.post(CHAT, json={"messages": HELLO, **more}, headers=headers)
         assert response.status_code == 504
         assert response.json()["error"]["code"] == "deadline_exceeded"
         submit = await f.worker.submits.get()
-        assert 0 < submit.timeout_ms <= 100
+        assert 0 < submit.timeout_ms <= 1000
         assert await f.worker.aborts.get() == submit.request_id
 
 
