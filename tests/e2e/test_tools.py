@@ -71,17 +71,16 @@ async def test_a_required_call_is_one_of_the_tools(client: Client, seed: int) ->
     assert finish.reason == pb.FINISH_REASON_TOOL_CALLS
 
 
-async def test_constrained_content_beside_tools(client: Client) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"ok": {"type": "boolean"}},
-        "required": ["ok"],
-        "additionalProperties": False,
-    }
+@pytest.mark.parametrize("seed", range(4))
+async def test_constrained_content_beside_tools(client: Client, seed: int) -> None:
+    schema = {**CLOSED, "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     constraint = pb.OutputConstraint(json_schema=json.dumps(schema))
-    asked = request(constraint=constraint, sampling=pb.SamplingOptions(temperature=1, seed=1))
+    asked = request(constraint=constraint, sampling=pb.SamplingOptions(temperature=1, seed=seed))
     for tool in asked.tools:
         tool.strict = True  # else arguments are any JSON, and may still be going on at max_tokens
     content, calls, _ = await answer(client, asked)
+    schemas = {"weather": WEATHER, "now": CLOSED}
+    for name, arguments in calls:
+        jsonschema.validate(arguments, schemas[name])
     if not calls:
         jsonschema.validate(json.loads(content), schema)
