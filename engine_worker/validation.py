@@ -158,7 +158,6 @@ class Validator:
             if not allowed.has(value):
                 raise InvalidFieldError(f"sampling.{name}", f"is {value:g}, allowed: {allowed}")
             floats[name] = value
-        self._check_integer("sampling.top_k", params.top_k, 0, 2**31 - 1)
         if params.HasField("logprobs"):
             self._check_integer("sampling.logprobs", params.logprobs, 0, MAX_LOGPROBS)
         return Sampling(

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from engine_worker.validation import InvalidFieldError, Validator
 from glmserve.engine.v1 import engine_pb2
+from glmserve.inference.v1 import inference_pb2
+from router.validation import ModelLimits, check_sampling, engine_sampling
+from tests.unit.router_harness import MAX_CONTEXT, VOCAB_SIZE, encode
+from tests.unit.test_router_validation import ALLOWED, LAST_ID
 from tests.unit.worker_harness import worker_limits
 
 NAN = float("nan")
@@ -73,7 +78,6 @@ REFUSED = [
     (sampling(repetition_penalty=NAN), "sampling.repetition_penalty", "is nan, allowed: (0, 10]"),
     (sampling(frequency_penalty=-3.0), "sampling.frequency_penalty", "is -3, allowed: [-2, 2]"),
     (sampling(presence_penalty=-INF), "sampling.presence_penalty", "is -inf, allowed: [-2, 2]"),
-    (sampling(top_k=2**31), "sampling.top_k", "is 2147483648, allowed: 0 to 2147483647"),
     (sampling(min_tokens=9), "sampling.min_tokens", "is 9, allowed: 0 to 8 (max_tokens)"),
     (sampling(stop_token_ids=[3, 50]), "sampling.stop_token_ids[1]", "is 50, allowed: 0 to 49"),
     (sampling(logprobs=21), "sampling.logprobs", "is 21, allowed: 0 to 20"),
@@ -123,6 +127,17 @@ def test_unset_fields_mean_what_the_contract_says() -> None:
     assert (got.repetition_penalty, got.frequency_penalty, got.presence_penalty) == (1.0, 0.0, 0.0)
     assert (got.num_logprobs, got.min_tokens, got.prompt_len, got.stop_ids) == (-1, 0, 3, (49,))
     assert request.stop_ids == {49}
+
+
+@pytest.mark.parametrize("options", ALLOWED, ids=",".join)
+def test_what_the_router_lets_through_is_taken(options: dict[str, Any]) -> None:
+    prompt = encode("hi")
+    public = inference_pb2.SamplingOptions(**options)
+    check_sampling(public, VOCAB_SIZE)
+    params = engine_sampling(public, {}, len(prompt), ModelLimits(MAX_CONTEXT, VOCAB_SIZE))
+    submit = engine_pb2.Submit(request_id=1, prompt_token_ids=prompt, sampling=params)
+    worker = Validator(VOCAB_SIZE, (LAST_ID,), worker_limits(num_pages=64, max_context=MAX_CONTEXT))
+    assert worker.request(1, submit, 0.0).sampling.top_k <= VOCAB_SIZE
 
 
 def test_set_fields_arrive() -> None:
