@@ -57,11 +57,33 @@ struct DotTile {
   }
 
   [[gnu::always_inline]] void step(const Element* const (&rows)[R], int32_t w_col, int32_t x_col, Sums& sums) const {
-    if constexpr (T > 4) {
+    if constexpr (T <= 2 && Loader::kVectors > 1) {
+      step_by_halves(rows, w_col, x_col, sums);
+    } else if constexpr (T > 4) {
       step_wide(rows, w_col, x_col, sums);
     } else {
       step_narrow(rows, w_col, x_col, sums);
     }
+  }
+
+  /* With one or two rows of x the limit is the expanding and then the latency of sums: all weight rows add two vectors
+   * before any adds the other two. */
+  [[gnu::always_inline]] void step_by_halves(const Element* const (&rows)[R], int32_t w_col, int32_t x_col,
+                                             Sums& sums) const {
+    unrolled<2>([&](auto half) GLM_INLINE {
+      F32 columns[T][2];
+      unrolled<T * 2>([&](auto i) GLM_INLINE {
+        columns[i / 2][i % 2] = load(x[i / 2] + x_col + (2 * half + i % 2) * kLanes);
+        hold(columns[i / 2][i % 2]);
+      });
+      unrolled<R>([&](auto r) GLM_INLINE {
+        const Raw raw = Loader::template fetch_half<half>(rows[r] + w_col);
+        unrolled<2>([&](auto v) GLM_INLINE {
+          const F32 weights = Loader::template expand_half<v>(raw);
+          unrolled<T>([&](auto t) GLM_INLINE { sums[r][t] = multiply_add(weights, columns[t][v], sums[r][t]); });
+        });
+      });
+    });
   }
 
   [[gnu::always_inline]] void step_narrow(const Element* const (&rows)[R], int32_t w_col, int32_t x_col,

@@ -102,8 +102,28 @@ struct Fp8Loader {
   /* Two of the vectors share an operation. */
   template <int kVector>
   static F32 expand(Raw codes) {
-    const I32 pair = reinterpret_cast<I32>(kVector < 2 ? (codes << 8) >> 4 : codes >> 4);
-    return reinterpret_cast<F32>((kVector % 2 == 0 ? pair << 16 : pair) & kFields);
+    return expand_half<kVector % 2>((kVector < 2 ? codes << 8 : codes) >> 4);
+  }
+  /* The codes at p that the vectors 2 * kSecond and 2 * kSecond + 1 hold, a code in the high bits of each word: 16 times a
+   * signed byte, the other byte times 0. A product runs on other units than shifts, of which two more would be needed. */
+  template <int kSecond>
+  static Raw fetch_half(const uint8_t* p) {
+    const Raw codes = fetch(p);
+#if defined(__AVX512F__)
+    const __m512i sixteen = _mm512_set1_epi16(kSecond ? 16 << 8 : 16);
+    return reinterpret_cast<Raw>(_mm512_maddubs_epi16(sixteen, reinterpret_cast<__m512i>(codes)));
+#elif defined(__AVX2__)
+    const __m256i sixteen = _mm256_set1_epi16(kSecond ? 16 << 8 : 16);
+    return reinterpret_cast<Raw>(_mm256_maddubs_epi16(sixteen, reinterpret_cast<__m256i>(codes)));
+#else
+    return (kSecond ? codes : codes << 8) >> 4;
+#endif
+  }
+  /* The first or the second vector of `half`. */
+  template <int kVector>
+  static F32 expand_half(Raw half) {
+    const I32 pair = reinterpret_cast<I32>(half);
+    return reinterpret_cast<F32>((kVector == 0 ? pair << 16 : pair) & kFields);
   }
   /* One vector of those at p, in the fewest operations and registers; volatile, so that no register keeps the codes. */
   template <int kVector>
