@@ -14,7 +14,7 @@ from deploy.models.convert import convert, encode, model_config
 from deploy.models.fp8 import quantize_channels
 from deploy.models.glm_form import NORM_BIAS, SLICES, expert_width, glm_tensors
 from deploy.models.llama import GgufLlama, Vocabulary
-from deploy.models.shards import ShardWriter
+from deploy.models.shards import PIECE_BYTES, ShardWriter
 from tests.unit.embedded_model_fixtures import CONFIG, FORM, MERGES, SPECIAL, TEMPLATE, TOKENS, RandomLlama, write_gguf
 from tests.unit.embedded_model_reference import GlmReference, llama_logits
 
@@ -130,6 +130,17 @@ def test_shards_are_cut_at_their_size_and_listed(tmp_path: Path) -> None:
     files = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
     assert index["weight_map"] == dict(zip("abcde", [files[0], files[0], files[1], files[1], files[2]], strict=True))
     assert sorted(path.name for path in tmp_path.glob("*.safetensors")) == files
+
+
+def test_a_shard_longer_than_a_piece_is_written_whole(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 256, 2 * PIECE_BYTES + 12345, np.uint8)
+    writer = ShardWriter(tmp_path, shard_bytes=1)
+    writer.add("weight", values)
+    writer.close()
+    path = tmp_path / "model-00001-of-00001.safetensors"
+    with safe_open(path, "np") as shard:
+        np.testing.assert_array_equal(shard.get_tensor("weight"), values)
+    assert path.stat().st_mode & 0o777 == 0o644
 
 
 def test_a_gguf_file_reads_as_the_model_it_holds(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ MappedFile::MappedFile(const std::string& path) : path_(path), file_(open(path.c
     void* data = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file_, 0);
     check(data != MAP_FAILED, "mapped");
     data_ = static_cast<const std::byte*>(data);
+    madvise(data, size_, MADV_HUGEPAGE);  // where the file system can; otherwise pages stay small
   }
 }
 

@@ -107,6 +107,7 @@ class Scan {
   static void announce(const Chunk& chunk) {
     const ScanRegion& region = *chunk.region;
     if (region.file == nullptr || region.row_bytes != region.stride_bytes) return;
+    if (region.target == nullptr) return;  // faults of the mapping read ahead, in huge pages; an announcement would not
     region.file->announce(region.data + chunk.first_row * region.row_bytes, bytes(chunk));
   }
 
