@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import queue
 import threading
 import time
@@ -121,9 +120,7 @@ class EngineLoop:
         self._collected_at = 0.0
         self._stopping = False
         self._outputs = LoopOutputs(self._load())
-        # In the maker's context: what it bound to the log is in the thread's lines too.
-        context = contextvars.copy_context()
-        self._thread = threading.Thread(target=context.run, args=(self._run,), name="engine-loop")
+        self._thread = threading.Thread(target=self._run, name="engine-loop")
 
     def start(self) -> None:
         self._thread.start()

@@ -39,8 +39,12 @@ def _lasting() -> Iterator[None]:
 
 def configure(service: str, level: LogLevel) -> None:
     """Send structlog's and the standard library's records to stderr, one JSON object a line, each with `service`."""
+
+    def of_service(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        return {**event, "service": service}
+
     shared: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars,
+        of_service,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
@@ -50,7 +54,6 @@ def configure(service: str, level: LogLevel) -> None:
         logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Stderr())),
         cache_logger_on_first_use=True,
     )
-    structlog.contextvars.bind_contextvars(service=service)
     handler = logging.StreamHandler(_Stderr())
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
