@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from engine_worker.models import Model
 from engine_worker.models.placement import even_groups
+
+log = structlog.get_logger()
 
 _INTERVAL_S = 10.0
 
@@ -94,10 +97,14 @@ async def watch_expert_loads(
 
 def _keep(loads: ExpertLoads, tell: Callable[[ExpertLoads], None], path: Path | None) -> None:
     tell(loads)
-    if path is not None:
-        new = path.with_name(f".{path.name}.new")
+    if path is None:
+        return
+    new = path.with_name(f".{path.name}.new")
+    try:
         new.write_text(loads.text(), encoding="utf-8")
         new.replace(path)
+    except OSError as error:  # a full disk is no reason to stop serving, or to stop telling
+        log.warning("expert_loads_not_kept", path=str(path), error=str(error))
 
 
 def _with_recent(now: ExpertLoads, before: ExpertLoads | None) -> ExpertLoads:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from engine_worker.expert_loads import Counts, ExpertLoadReader, ExpertLoads, watch_expert_loads
 from engine_worker.models import Model, Parallelism, build_model
@@ -71,6 +72,20 @@ async def test_readings_are_told_and_kept_to_the_end(tmp_path: Path) -> None:
         await watch
     assert json.loads(path.read_text())["layers"] == {"1": [2, 1, 1, 1], "2": [1, 1, 1, 2]}
     assert not path.with_name(".loads.json.new").exists()
+
+
+async def test_a_file_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
+    told: asyncio.Queue[ExpertLoads] = asyncio.Queue()
+    reader = ExpertLoadReader(CountingEngine([[1, 0, 0, 0], [0, 0, 0, 1]]), model(tmp_path, Parallelism()))
+    gone = tmp_path / "removed" / "loads.json"
+    watch = asyncio.create_task(watch_expert_loads(reader, told.put_nowait, gone, interval_s=0.001))
+    with capture_logs() as logs:
+        for _ in range(3):
+            await told.get()
+        watch.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await watch
+    assert {(line["event"], line["path"]) for line in logs} == {("expert_loads_not_kept", str(gone))}
 
 
 async def test_the_load_and_the_metrics_have_the_newest_reading() -> None:
