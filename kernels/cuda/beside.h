@@ -11,7 +11,8 @@
 
 namespace glm::cuda {
 
-/* A call of an operation that leaves room beside itself. In scope while its kernels are launched. */
+/* A call of an operation that leaves room beside itself. In scope while its kernels are launched: a call that launches none, as of no rows, has
+ * no turn, or the next would take the kernel before it for its own. */
 class Turn {
  public:
   Turn(glm_device* device, const Touched& touched) : device_(device), touched_(touched) {

@@ -93,7 +93,8 @@ glm_status pack_experts(glm_device* device, const ExpertParams& layer, int64_t a
                         const PackedExperts& packed) {
   PackParams p = {layer, packed, {}};
   const int64_t columns = layer.in.x.cols;
-  const glm_status status = encode_map(device, &p.form, packed.x, layer.first.rows, columns, columns, kExpertBox);
+  const glm_status status =
+      encode_map(device, "weights", &p.form, packed.x, layer.first.rows, columns, columns, kExpertBox);
   if (status != GLM_OK) return status;
   constexpr int kBlocksPerMultiprocessor = 8;
   const int64_t most = std::min<int64_t>(assignments, device->sm_count * kBlocksPerMultiprocessor);

@@ -173,8 +173,8 @@ glm_status experts_wide(glm_device* device, const ExpertParams& layer, int64_t a
                         const PackedExperts& packed) {
   WideExpertParams p = {layer, packed, {}};
   p.layer.k_bytes = layer.in.x.cols;
-  const glm_status status =
-      encode_map(device, &p.x, packed.x, assignments, layer.in.x.cols, layer.in.x.cols, Pipe::kTokenBox);
+  const glm_status status = encode_map(device, "packed tokens", &p.x, packed.x, assignments, layer.in.x.cols,
+                                       layer.in.x.cols, Pipe::kTokenBox);
   if (status != GLM_OK) return status;
   const auto kernel = expert_wide_kernel<kLayer>;
   Grid grid{dim3(kWideCluster), kWideThreads, wide_shared_bytes(kChunks), kWideCluster};

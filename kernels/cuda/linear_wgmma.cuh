@@ -126,7 +126,7 @@ glm_status launch_wgmma(glm_device* device, const glm_linear_args& args) {
   p.steps_per_block = ((p.k_bytes + kStepBytes - 1) / kStepBytes + p.split - 1) / p.split;
   if (p.aligned) {
     const glm_status status =
-        encode_map(device, &params.x, args.x.data, args.rows, p.k_bytes, args.x.stride * kElement, kTokens);
+        encode_map(device, "x", &params.x, args.x.data, args.rows, p.k_bytes, args.x.stride * kElement, kTokens);
     if (status != GLM_OK) return status;
   }
   Touched touched;

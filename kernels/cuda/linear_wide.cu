@@ -172,10 +172,11 @@ __global__ void __launch_bounds__(kWideThreads, 1) linear_wide_kernel(const __gr
 }
 
 glm_status encode_maps(glm_device* device, const glm_linear_args& args, int token_box, WideParams& p) {
-  glm_status status = encode_map(device, &p.x, args.x.data, args.rows, args.x.cols, args.x.stride, token_box);
+  glm_status status = encode_map(device, "x", &p.x, args.x.data, args.rows, args.x.cols, args.x.stride, token_box);
   for (int i = 0; i < args.num_parts && status == GLM_OK; ++i) {
     const glm_weight& weight = args.parts[i];
-    status = encode_map(device, &p.weights[i], weight.data, weight.rows, args.x.cols, weight.stride, kWideChannels);
+    status = encode_map(device, "weights", &p.weights[i], weight.data, weight.rows, args.x.cols, weight.stride,
+                        kWideChannels);
   }
   return status;
 }

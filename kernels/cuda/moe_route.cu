@@ -183,6 +183,7 @@ size_t moe_route_workspace(const glm_moe_route_args* args) {
 }
 
 glm_status moe_route(glm_device* device, const glm_moe_route_args* args) {
+  if (args->rows == 0) return GLM_OK;
   auto* logits = reinterpret_cast<float*>(device->workspace);
   Touched touched;
   touched.reads(args->x, args->rows).writes(args->ids, args->rows).writes(args->weights, args->rows);

@@ -58,9 +58,9 @@ glm_status decode(glm_device* device, AttentionParams& p, RowChoice choice, int 
 }
 
 /* A box is 128 bytes of each token of a page. The cache's end is not known here: page ids are the scheduler's. */
-glm_status make_map(glm_device* device, const void* data, const glm_kv_layer& kv, CUtensorMap* map) {
+glm_status make_map(glm_device* device, const char* what, const void* data, const glm_kv_layer& kv, CUtensorMap* map) {
   const int64_t token_bytes = kv.head_dim * static_cast<int64_t>(sizeof(bf16));
-  return encode_map(device, map, data, INT32_MAX, token_bytes, token_bytes, GLM_PAGE_SIZE);
+  return encode_map(device, what, map, data, INT32_MAX, token_bytes, token_bytes, GLM_PAGE_SIZE);
 }
 
 glm_status run_on_tensor_cores(glm_device* device, const glm_paged_attention_args& args, AttentionParams& p) {
@@ -71,8 +71,8 @@ glm_status run_on_tensor_cores(glm_device* device, const glm_paged_attention_arg
   if (args.rows == seqs || !device->has_wgmma || p.kv.dtype != GLM_BF16) {
     return decode(device, p, RowChoice::kAll, args.rows);
   }
-  if (const glm_status made = make_map(device, p.kv.k, p.kv, &p.k_map); made != GLM_OK) return made;
-  if (const glm_status made = make_map(device, p.kv.v, p.kv, &p.v_map); made != GLM_OK) return made;
+  if (const glm_status made = make_map(device, "keys", p.kv.k, p.kv, &p.k_map); made != GLM_OK) return made;
+  if (const glm_status made = make_map(device, "values", p.kv.v, p.kv, &p.v_map); made != GLM_OK) return made;
   const glm_status status = attention_prefill(device, p);
   if (status != GLM_OK || seqs == 1) return status;
   return decode(device, p, RowChoice::kAlone, seqs);

@@ -9,9 +9,9 @@
 namespace glm::cuda {
 
 /* A matrix of bytes, `stride` from row to row, copied by boxes of 128 columns and `box_rows` rows with 128-byte swizzle; beyond its
- * end there are zeros. data and stride: multiples of 16. */
-glm_status encode_map(glm_device* device, CUtensorMap* map, const void* data, int64_t rows, int64_t columns,
-                      int64_t stride, int box_rows);
+ * end there are zeros. data and stride: multiples of 16; rows and columns: at least 1. what: names the matrix in errors. */
+glm_status encode_map(glm_device* device, const char* what, CUtensorMap* map, const void* data, int64_t rows,
+                      int64_t columns, int64_t stride, int box_rows);
 
 }  // namespace glm::cuda
 

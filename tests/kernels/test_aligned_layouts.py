@@ -1,6 +1,7 @@
 """Rows that start at multiples of 16 bytes may take faster paths: they give the bits of rows that do not."""
 
 import ctypes
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from tests.kernels import abi
 from tests.kernels.cases_attention import AttentionCase, AttentionProblem
 from tests.kernels.harness import (
     BF16,
+    DTYPES,
     F32,
     FP8,
     Array,
@@ -28,20 +30,41 @@ Dtype = np.dtype[Any]
 FORMATS = [Format.FP8_CHANNEL, Format.FP8_BLOCK, Format.BF16]
 
 
-def run(device: Device, x: Activations, weights: Weights, offset: int, out_dtype: Dtype = F32) -> Array:
-    """`offset` bytes are added to every 64-byte aligned start of data."""
+@dataclass(frozen=True)
+class Layout:
+    """Where matrices lie: `offset` elements past an address that is a multiple of 64, `gap` elements between rows."""
+
+    x_offset: int = 0
+    x_gap: int = 0
+    weight_offset: int = 0
+    weight_gap: int = 0
+
+
+ALIGNED, PLAIN = Layout(), Layout(x_gap=3, weight_offset=1)
+
+
+def lay(array: Array, offset: int, gap: int) -> tuple[Buffer, int]:
+    """The matrix in memory, and its stride. 0xff, NaN in every float format, lies between its rows."""
+    rows, cols = array.shape
+    wide = np.full((rows, (cols + gap) * array.dtype.itemsize), 0xFF, np.uint8).view(array.dtype)
+    wide[:, :cols] = array
+    return Buffer(wide, offset * array.dtype.itemsize), cols + gap
+
+
+def run(device: Device, x: Activations, weights: Weights, layout: Layout, out_dtype: Dtype = F32) -> Array:
     rows, k = x.data.shape
     n = weights.data.shape[0]
-    data = Buffer(weights.data, offset)
+    data, stride = lay(weights.data, layout.weight_offset, layout.weight_gap)
     scale = None if weights.scale is None else Buffer(weights.scale)
-    bound = BoundWeight(data, scale)
-    bound_x = tensor(x.data, k if offset == 0 else k + 3)
+    bound_x, x_stride = lay(x.data, layout.x_offset, layout.x_gap)
     x_scale = None if x.scale is None else tensor(x.scale)
     out = output(rows, n, out_dtype)
-    args = abi.LinearArgs(rows, 1, weights.format, bound_x.struct)
+    args = abi.LinearArgs(rows, 1, weights.format)
+    args.x = abi.Tensor(bound_x.pointer, DTYPES[x.data.dtype], k, x_stride)
     if x_scale is not None:
         args.x_scale = x_scale.struct
-    args.parts[0] = bound.struct
+    scale_stride = 0 if weights.format != Format.FP8_BLOCK or scale is None else scale.shape[1]
+    args.parts[0] = abi.Weight(data.pointer, stride, scale and scale.pointer, scale_stride, n)
     args.out = out.struct
     device.run(abi.Op.LINEAR, args)
     return out.read()
@@ -54,17 +77,32 @@ def test_linear(
     device: Device, rng: np.random.Generator, fmt: Format, n: int, k: int, out_dtype: Dtype, tolerance: float
 ) -> None:
     x, weights = random_activations(rng, fmt, 300, k, BF16), random_weights(rng, fmt, n, k)
-    plain = run(device, x, weights, weights.data.dtype.itemsize, out_dtype)
+    plain = run(device, x, weights, PLAIN, out_dtype)
     assert_close(plain, x.value @ weights.value.T, tolerance)
-    for rows in (1, 8, 9, 16, 17, 33, 64, 70, 129, 300):
-        assert_bits_equal(run(device, x.rows(slice(300 - rows, 300)), weights, 0, out_dtype), plain[300 - rows :])
+    for rows in (0, 1, 8, 9, 16, 17, 33, 64, 70, 129, 300):
+        assert_bits_equal(run(device, x.rows(slice(300 - rows, 300)), weights, ALIGNED, out_dtype), plain[300 - rows :])
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name.lower())
+@pytest.mark.parametrize("rows", [0, 1, 9, 64, 300])
+@pytest.mark.parametrize("elements", [1, 8, 16])
+def test_linear_where_one_thing_is_off(
+    device: Device, rng: np.random.Generator, fmt: Format, rows: int, elements: int
+) -> None:
+    """Off by one element, 8 or 16: rows narrower than a copy of 128 bytes, and wider."""
+    for k in (48, 320):
+        x, weights = random_activations(rng, fmt, rows, k, BF16), random_weights(rng, fmt, 40, k)
+        plain = run(device, x, weights, PLAIN, BF16)
+        assert_close(plain, x.value @ weights.value.T, 2**-8)
+        for thing in fields(Layout):
+            assert_bits_equal(run(device, x, weights, Layout(**{thing.name: elements}), BF16), plain)
 
 
 def test_wide_linear(device: Device, rng: np.random.Generator) -> None:
     x, weights = random_activations(rng, Format.BF16, 35, 192, BF16), random_weights(rng, Format.BF16, 16450, 192)
-    plain = run(device, x, weights, 2)
-    for rows in (1, 10, 20, 35):
-        assert_bits_equal(run(device, x.rows(slice(35 - rows, 35)), weights, 0), plain[35 - rows :])
+    plain = run(device, x, weights, PLAIN)
+    for rows in (0, 1, 10, 20, 35):
+        assert_bits_equal(run(device, x.rows(slice(35 - rows, 35)), weights, ALIGNED), plain[35 - rows :])
 
 
 @pytest.mark.parametrize("kv", [BF16, FP8], ids=str)
@@ -99,7 +137,7 @@ def test_attention_of_many_bf16_rows(device: Device, rng: np.random.Generator) -
 
 
 def expert_weights(experts: list[Weights], offset: int) -> tuple[abi.ExpertWeights, list[object]]:
-    """The struct, and what must outlive it. `offset`: as in `run`."""
+    """The struct, and what must outlive it. `offset`: bytes past an address that is a multiple of 64."""
     kept: list[object] = []
     structs = (abi.Weight * len(experts))()
     for i, one in enumerate(experts):
@@ -149,7 +187,7 @@ class Experts:
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name.lower())
-@pytest.mark.parametrize("tokens,first", [(2, 1), (24, 9), (70, 33), (200, 65), (1100, 3)])
+@pytest.mark.parametrize("tokens,first", [(0, 0), (2, 1), (24, 9), (70, 33), (200, 65), (1100, 3)])
 def test_experts(device: Device, rng: np.random.Generator, fmt: Format, tokens: int, first: int) -> None:
     problem = Experts(rng, fmt, tokens, first)
     element = problem.gate[0].data.dtype.itemsize
