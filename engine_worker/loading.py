@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
@@ -126,12 +127,20 @@ class LoadingGate(engine_pb2_grpc.EngineServiceServicer):
     def __init__(self) -> None:
         self._service: EngineService | None = None
         self._state = "reads the checkpoint"
+        self._began: float | None = None
 
     def tell(self, done: int, total: int) -> None:
         """Bytes of weights that are loaded. From any thread."""
-        log.info("loading_weights", done_bytes=done, total_bytes=total)
+        log.info("loading_weights", done_bytes=done, total_bytes=total, gb_per_s=self._rate(done))
         # In tens: each change is a line in the log of every router that waits.
         self._state = f"loads the weights, {10 * (10 * done // max(total, 1))} % done"
+
+    def _rate(self, done: int) -> float:
+        """GB/s since the first report, which counts 0 bytes."""
+        now = time.perf_counter()
+        if self._began is None:
+            self._began = now
+        return round(done / max(now - self._began, 1e-9) / 1e9, 2)
 
     def open(self, service: EngineService) -> None:
         """Pass everything on to `service` from now on."""

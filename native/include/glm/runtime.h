@@ -70,7 +70,8 @@ typedef struct glm_engine_options {
   int32_t num_pages;   /* of the KV pool */
   int32_t fit_pages;   /* not 0: num_pages is the most; fewer, at least one, where memory does not hold as many */
   int32_t random_kv;   /* not 0: pages begin with made-up keys and values, to measure steps without their prefill */
-  /* Called from loading threads with bytes done and total, at most a few times a second; may be NULL. */
+  /* Called from loading threads with bytes done and total, at most a few times a second: by each rank with none done as its weights
+   * begin to be read, and when all of them are where steps read them. May be NULL. */
   void (*progress)(void* context, uint64_t done, uint64_t total);
   void* progress_context;
 } glm_engine_options;

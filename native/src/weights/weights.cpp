@@ -62,6 +62,15 @@ struct Room {
   std::byte* next = nullptr;
 };
 
+// Of a float tensor's elements, as f32.
+struct Reading {
+  Tensor tensor;
+  Range rows;
+  Range cols;
+  int64_t stride;
+  Filler::Array<float> target;
+};
+
 class Loader {
  public:
   Loader(TensorTable& tensors, Arena& arena, Filler& filler) : tensors_(tensors), arena_(arena), filler_(filler) {}
@@ -74,6 +83,7 @@ class Loader {
     }
     for (const MatrixSpec& spec : declarations.matrices) add_matrix(spec);
     for (const ExpertsSpec& spec : declarations.experts) add_experts(declarations, spec);
+    for (const Reading& reading : readings_) read(reading);
     return std::move(weights_);
   }
 
@@ -193,21 +203,36 @@ class Loader {
                     Range{part.cols.begin / GLM_FP8_BLOCK, blocks(part.cols.end)}, cols);
   }
 
+  // Read once all have been named, so that a disk may bring the many small tensors at once.
   const float* read_f32(const Tensor& tensor, const std::string& owner, Range rows, Range cols, int64_t stride) {
     if (tensor.dtype == GLM_FP8_E4M3) mismatch(tensor, owner, "f32, bf16 or f16");
+    if (tensor.file != nullptr) {
+      const int64_t element = static_cast<int64_t>(element_bytes(tensor.dtype));
+      const int64_t last = (rows.end - 1) * stride + cols.end;
+      const int64_t first = rows.begin * stride + cols.begin;
+      tensor.file->announce(tensor.data + first * element, static_cast<size_t>((last - first) * element));
+    }
+    const auto target = filler_.allocate<float>("tensor " + tensor.name, {rows.size(), cols.size()});
+    readings_.push_back({tensor, rows, cols, stride, target});
+    return target.out;
+  }
+
+  void read(const Reading& reading) {
+    const Tensor& tensor = reading.tensor;
     const int64_t element = static_cast<int64_t>(element_bytes(tensor.dtype));
+    const int64_t count = reading.cols.size();
     const Synthetic values(tensor.synthetic, GLM_F32);
-    return filler_.make<float>("tensor " + tensor.name, {rows.size(), cols.size()}, [&](float* out) {
-      for (int64_t row = 0; row < rows.size(); ++row, out += cols.size()) {
-        const int64_t first = (rows.begin + row) * stride + cols.begin;
-        if (tensor.data == nullptr) {
-          values.write(first, cols.size(), reinterpret_cast<std::byte*>(out));
-        } else {
-          convert_to_f32(tensor.data + first * element, tensor.dtype, cols.size(), out);
-        }
-        check_finite(tensor, out, cols.size(), first);
+    float* out = reading.target.image;
+    for (int64_t row = 0; row < reading.rows.size(); ++row, out += count) {
+      const int64_t first = (reading.rows.begin + row) * reading.stride + reading.cols.begin;
+      if (tensor.data == nullptr) {
+        values.write(first, count, reinterpret_cast<std::byte*>(out));
+      } else {
+        convert_to_f32(tensor.data + first * element, tensor.dtype, count, out);
       }
-    });
+      check_finite(tensor, out, count, first);
+    }
+    filler_.send(reading.target);
   }
 
   static void check_finite(const Tensor& tensor, const float* values, int64_t count, int64_t first) {
@@ -223,6 +248,7 @@ class Loader {
   Arena& arena_;
   Filler& filler_;
   Weights weights_;
+  std::vector<Reading> readings_;
   // Tensor, first element, rows and bytes of a row -> place.
   std::map<std::tuple<std::string, int64_t, int64_t, int64_t>, const std::byte*> placed_;
 };
