@@ -168,13 +168,13 @@ def benchmark() -> dict[str, Any]:
     """Prefill and decode, each by itself; JSON and plots into the volume."""
     import asyncio  # noqa: PLC0415
 
-    from deploy.local import LocalOptions, local_cluster  # noqa: PLC0415
-    from deploy.steps.benchmark import Cases, draw_scaling  # noqa: PLC0415
+    from deploy.local import local_cluster  # noqa: PLC0415
+    from deploy.steps.benchmark import Cases, draw_scaling, pair_for  # noqa: PLC0415
     from deploy.steps.benchmark import benchmark as run  # noqa: PLC0415
 
-    options = LocalOptions(_checkpoint(), worker_args=DEPLOYMENT.worker_args, start_seconds=3600.0)
-    with local_cluster(options, print) as cluster:
-        report = asyncio.run(run(cluster.router, Cases()))
+    cases = Cases()
+    with local_cluster(pair_for(_checkpoint(), cases, DEPLOYMENT.worker_args), print) as cluster:
+        report = asyncio.run(run(cluster.router, cases))
     draw_scaling(report, _reports())
     return _kept("benchmark", report)
 

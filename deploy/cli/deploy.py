@@ -9,7 +9,7 @@ import typer
 from deploy.cli.console import messages, progress_bar
 from deploy.cli.options import EpOption, TargetOption, TpOption, rank_args
 from deploy.cli.plan import KvDtype, KvDtypeOption
-from deploy.local import LocalOptions, local_cluster
+from deploy.local import local_cluster
 from deploy.models.catalog import DEFAULT_MODEL
 
 app = typer.Typer(help="Bring a model into service, step by step.", no_args_is_help=True, rich_markup_mode=None)
@@ -75,7 +75,7 @@ def benchmark(
     tp: TpOption = None,
     ep: EpOption = None,
     target: TargetOption = None,
-    prefill: Annotated[str, typer.Option(metavar="N,N", help="Prompt lengths.")] = "128,1024,8192",
+    prefill: Annotated[str, typer.Option(metavar="N,N", help="Prompt lengths.")] = "128,1024,4080",
     batch: Annotated[str, typer.Option(metavar="N,N", help="Sequences decoded at once.")] = "1,4,16,64",
     context: Annotated[int, typer.Option(min=1, metavar="L", help="Prompt tokens of each decoded sequence.")] = 1024,
     output_tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Tokens of each decoded sequence.")] = 128,
@@ -83,7 +83,7 @@ def benchmark(
     """Measure prefill and decode, each by itself, and write figures and plots into the volume."""
     import uvloop  # noqa: PLC0415 - gRPC is slow to import
 
-    from deploy.steps.benchmark import Cases, draw_scaling  # noqa: PLC0415
+    from deploy.steps.benchmark import Cases, draw_scaling, pair_for  # noqa: PLC0415
     from deploy.steps.benchmark import benchmark as run  # noqa: PLC0415
 
     cases = Cases(_numbers("--prefill", prefill), _numbers("--batch", batch), context, output_tokens)
@@ -91,7 +91,7 @@ def benchmark(
         if target is not None:
             result = uvloop.run(run(target, cases, report))
         else:
-            options = LocalOptions(checkpoint(volume, model), worker_args=rank_args(tp, ep), start_seconds=3600.0)
+            options = pair_for(checkpoint(volume, model), cases, rank_args(tp, ep))
             with local_cluster(options, lambda state: report(state, 0, 0)) as cluster:
                 result = uvloop.run(run(cluster.router, cases, report))
     _report(volume, "benchmark", model, result)

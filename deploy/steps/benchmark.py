@@ -12,18 +12,42 @@ from deploy.errors import DeployError
 from deploy.load.arrivals import Arrival
 from deploy.load.client import LoadClient, Sample, connected
 from deploy.load.plots import require_matplotlib
+from deploy.local import LocalOptions
 from deploy.models.progress import Progress, silent
+
+_STEP_TOKENS = 512  # the worker's own default
+_WARM_UP = Arrival(0.0, 16, 4)
 
 
 @dataclass(frozen=True)
 class Cases:
-    """Prompts of these lengths, one at a time; this many sequences at once, of `output_tokens` behind `context`."""
+    """Prompts of these lengths, one at a time; this many sequences at once, of `output_tokens` behind `context`.
 
-    prefill_tokens: Sequence[int] = (128, 1024, 8192)
+    By default what any worker takes that was started without further settings.
+    """
+
+    prefill_tokens: Sequence[int] = (128, 1024, 4080)
     batches: Sequence[int] = (1, 4, 16, 64)
     context: int = 1024
     output_tokens: int = 128
     repeats: int = 3
+
+
+def pair_for(directory: Path, cases: Cases, worker_args: Sequence[str]) -> LocalOptions:
+    """A worker of the checkpoint `directory` with room for the cases, and a router that lets them wait."""
+    from engine_worker.runtime.c_types import PAGE_SIZE  # noqa: PLC0415 - not where only a target is asked
+
+    decoded = Arrival(0.0, cases.context, cases.output_tokens)
+    shapes = (_WARM_UP, decoded, *(Arrival(0.0, tokens, 1) for tokens in cases.prefill_tokens))
+    longest, running = max(shape.prompt_tokens + shape.output_tokens for shape in shapes), max(cases.batches)
+    room = {
+        "--max-context": -(-longest // PAGE_SIZE) * PAGE_SIZE,
+        "--max-running": running,
+        "--step-tokens": max(_STEP_TOKENS, 2 * running),
+    }
+    args = [text for flag, value in room.items() for text in (flag, str(value))]
+    router_args = ("--max-queue-s", "3600")
+    return LocalOptions(directory, worker_args=[*worker_args, *args], router_args=router_args, start_seconds=3600.0)
 
 
 async def benchmark(address: str, cases: Cases, progress: Progress = silent) -> dict[str, Any]:
@@ -33,7 +57,7 @@ async def benchmark(address: str, cases: Cases, progress: Progress = silent) -> 
     token after the first), so neither prefill nor a sequence's wait for its turn counts. DeployError: a request failed.
     """
     async with connected(address, 1, seed=0, prefix_tokens=0) as client:
-        await _run(client, Arrival(0.0, 16, 4), 1)
+        await _run(client, _WARM_UP, 1)
         total = len(cases.prefill_tokens) + len(cases.batches)
         prefill, decode = [], []
         for number, tokens in enumerate(cases.prefill_tokens):

@@ -11,8 +11,10 @@ import pytest
 from deploy.errors import ModelError
 from deploy.local import LocalCluster
 from deploy.models.catalog import DEFAULT_MODEL
+from deploy.steps.benchmark import Cases, pair_for
 from deploy.steps.smoke import SmokeError, smoke
 from deploy.steps.validate import Serving, validate
+from engine_worker.config import WorkerConfig
 
 
 @pytest.fixture
@@ -73,6 +75,33 @@ def test_benchmark_writes_figures_and_plots(volume: Path, cluster: LocalCluster)
     assert [case["batch"] for case in report["decode"]] == [1, 2]
     assert all(case["tokens_per_s"] > 0 for case in (*report["prefill"], *report["decode"]))
     assert all((volume / "reports" / DEFAULT_MODEL / name).is_file() for name in ("decode.png", "prefill.png"))
+
+
+def test_benchmark_starts_a_worker_with_room_for_its_cases(volume: Path) -> None:
+    """More sequences than a worker runs by itself."""
+    cases = ("--prefill", "8", "--batch", "65", "--context", "2", "--output-tokens", "3")
+    done = glm_deploy("benchmark", "--volume", str(volume), *cases)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["decode"][0]["batch"] == 65
+
+
+@pytest.mark.parametrize(
+    ("cases", "room"),
+    [
+        (Cases(prefill_tokens=(8, 4096), batches=(1, 4)), (4112, 4, 512)),
+        (Cases(prefill_tokens=(8,), batches=(600,), context=8000, output_tokens=193), (8208, 600, 1200)),
+    ],
+)
+def test_the_worker_has_room_for_the_cases(cases: Cases, room: tuple[int, int, int], model_dir: Path) -> None:
+    args = pair_for(model_dir, cases, ["--tp", "1"]).worker_args
+    config = WorkerConfig.load(["--model", str(model_dir), *args], prog="glm worker")
+    assert (config.max_context, config.max_running, config.step_tokens) == room
+
+
+def test_the_cases_by_default_fit_a_worker_by_default() -> None:
+    config, cases = WorkerConfig.model_fields, Cases()
+    assert max(*cases.prefill_tokens, cases.context + cases.output_tokens - 1) < 4096
+    assert max(cases.batches) <= config["max_running"].default
 
 
 def test_a_checkpoint_that_was_not_downloaded(tmp_path: Path) -> None:
