@@ -255,12 +255,12 @@ def mlp(p: Recorder, c: ModelConfig, s: Scratch, w: LayerWeights, layout: Layout
             moe(p, c, s, x, w.mlp)
 
 
-def swiglu(p: Recorder, x: Activation, w: MlpWeights, s: MlpScratch, *, out: Buffer, own: Rows | None = None) -> None:
+def swiglu(p: Recorder, x: Activation, w: MlpWeights, s: MlpScratch, *, out: Buffer) -> None:
     """out = down(silu(gate x) * up x); Shazeer 2020."""
-    p.linear("gate_up", x, w.gate_up, own=own, out=s.gate_up)
+    p.linear("gate_up", x, w.gate_up, out=s.gate_up)
     hidden = s.hidden.for_readers(w.down)
-    p.silu_mul("silu_mul", s.gate_up, own=own, out=hidden)
-    p.linear("down", hidden, w.down, own=own, out=out)
+    p.silu_mul("silu_mul", s.gate_up, out=hidden)
+    p.linear("down", hidden, w.down, out=out)
 
 
 def route(p: Recorder, c: ModelConfig, s: Scratch, x: Activation, w: MoeWeights, *, own: Rows | None = None) -> None:
@@ -281,21 +281,32 @@ def route(p: Recorder, c: ModelConfig, s: Scratch, x: Activation, w: MoeWeights,
     )
 
 
-def moe(p: Recorder, c: ModelConfig, s: Scratch, x: Activation, w: MoeWeights) -> None:
-    """delta = shared(x) + sum of weight_e * expert_e(x) over the token's top_k experts.
+def choose(p: Recorder, c: ModelConfig, s: Scratch, x: Activation, w: MoeWeights, *, own: Rows | None = None) -> None:
+    """offsets, order: which rows which expert takes; and delta = shared(x).
 
-    The shared expert's calls alternate with those that choose experts: neighbours then need nothing of each other, and
-    a kernel table may run them side by side.
+    The shared expert's calls alternate with those that choose experts and bring them their rows: neighbours then need
+    nothing of each other, and a kernel table may run them side by side.
     """
-    hidden = s.shared.hidden.for_readers(w.shared.down) if w.shared else None
+    shared = s.whole_shared if own else s.shared
+    hidden = shared.hidden.for_readers(w.shared.down) if w.shared else None
     if w.shared:
-        p.linear("shared.gate_up", x, w.shared.gate_up, out=s.shared.gate_up)
-    route(p, c, s, x, w)
+        p.linear("shared.gate_up", x, w.shared.gate_up, own=own, out=shared.gate_up)
+    route(p, c, s, x, w, own=own)
     if hidden:
-        p.silu_mul("shared.silu_mul", s.shared.gate_up, out=hidden)
-    p.moe_group("group", s.ids, w.gate, offsets=s.offsets, order=s.order)
+        p.silu_mul("shared.silu_mul", shared.gate_up, own=own, out=hidden)
+    if own:
+        p.moe_dispatch("dispatch", x, s.ids, w.gate)
+    else:
+        p.moe_group("group", s.ids, w.gate, offsets=s.offsets, order=s.order)
     if w.shared and hidden:
-        p.linear("shared.down", hidden, w.shared.down, out=s.delta)
+        p.linear("shared.down", hidden, w.shared.down, own=own, out=s.delta)
+    if own:
+        p.moe_group("group", s.ids, w.gate, offsets=s.offsets, order=s.order)
+
+
+def moe(p: Recorder, c: ModelConfig, s: Scratch, x: Activation, w: MoeWeights) -> None:
+    """delta = shared(x) + sum of weight_e * expert_e(x) over the token's top_k experts."""
+    choose(p, c, s, x, w)
     products = s.expert_hidden.for_readers(w.down)
     p.moe_gate_up("gate_up", x, w.gate, w.up, offsets=s.offsets, order=s.order, out=products)
     p.moe_down(
@@ -319,12 +330,7 @@ def exchanged_moe(p: Recorder, c: ModelConfig, s: Scratch, w: LayerWeights, expe
     p.rms_norm("mlp.norm", s.resid, w.mlp_norm, c.rms_norm_eps, delta=s.delta, own=own, out=x)
     grouping = {"offsets": s.offsets, "order": s.order}
     with p.scope("moe"):
-        route(p, c, s, x, experts, own=own)
-        p.moe_dispatch("dispatch", x, s.ids, experts.gate)
-        p.moe_group("group", s.ids, experts.gate, **grouping)
-        if experts.shared:
-            with p.scope("shared"):
-                swiglu(p, x, experts.shared, s.whole_shared, out=s.delta, own=own)
+        choose(p, c, s, x, experts, own=own)
         hidden = s.expert_hidden.for_readers(experts.down)
         p.moe_gate_up("gate_up", x, experts.gate, experts.up, **grouping, out=hidden)
         p.moe_down_each("down", hidden, experts.down, **grouping, out=s.products)

@@ -15,13 +15,12 @@ constexpr int kMeetThreads = 512;
 constexpr int kMaxMeetBlocks = 128; /* the same on every rank: each block meets those of its own index */
 static_assert(kMaxMeetBlocks <= kLanes);
 
-/* By all threads of every block. work(tensors), tensors[i][rank] being the addresses, while no rank's stream goes on. It is not called after
- * an abort. */
+/* By all threads of every block, once its predecessor has ended. work(tensors), tensors[i][rank] being the addresses, while no rank's stream
+ * goes on. It is not called after an abort. */
 template <int N, typename Work>
 __device__ void meet(const Meeting<N>& meeting, Work&& work) {
   __shared__ uint64_t tensors[N][kMaxPeers];
   const Peers& peers = meeting.peers;
-  begin_kernel();
   if (blockIdx.x == 0 && threadIdx.x == 0 && peers.num_ranks > 1) count_exchange(peers);
   if (meeting.brought) {
     work(meeting.tensors);
@@ -39,6 +38,20 @@ __device__ void meet(const Meeting<N>& meeting, Work&& work) {
   const uint64_t done[1] = {0};
   lane.gather(done, tensors);
   lane.close();
+}
+
+/* By all threads of a block: waits for the same block of all ranks. False after an abort. */
+__device__ inline bool arrive(const Peers& peers) {
+  __shared__ uint64_t arrived[1][kMaxPeers];
+  Lane lane(peers, static_cast<int>(blockIdx.x));
+  __threadfence_system();
+  const uint64_t here[1] = {1};
+  lane.gather(here, arrived);
+  __threadfence_system();
+  lane.close();
+  bool all = true;
+  for (int peer = 0; peer < peers.num_ranks; ++peer) all = all && arrived[0][peer] != 0;
+  return all;
 }
 
 /* `items`: of the rank that has most, one a thread. */

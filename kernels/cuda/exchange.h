@@ -19,7 +19,7 @@ __host__ __device__ inline RowRange own_rows(int64_t rows, int rank, int num_ran
   return {rows * rank / num_ranks, rows * (rank + 1) / num_ranks};
 }
 /* The rank that has it. */
-__host__ __device__ inline int owner_of(int64_t row, int64_t rows, int num_ranks) {
+__host__ __device__ inline int owner_of(uint32_t row, uint32_t rows, uint32_t num_ranks) {
   return static_cast<int>(((row + 1) * num_ranks - 1) / rows);
 }
 /* Of the rank that has most: what grids are made for, which are the same on every rank. */
@@ -72,6 +72,16 @@ glm_status arrange(glm_device* device, const Part (&parts)[N], int32_t rows, Bri
   }
   return GLM_OK;
 }
+
+/* moe_down_each writes each product where moe_combine reads it, on the rank that has its token to itself. Else GPUs do not reach each
+ * other's memory, or there is one rank. */
+inline bool sends_products(const glm_device* device) {
+  return device->peers.num_ranks > 1 && device->nccl == nullptr;
+}
+
+/* Waits for all ranks; then tensors[rank], on the device, is the address of the `products` that each gave. It counts as the exchange of the
+ * moe_combine to come. */
+glm_status meet_products(glm_device* device, const glm_tensor& products, uint64_t* tensors);
 
 }  // namespace glm::cuda
 

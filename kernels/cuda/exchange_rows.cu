@@ -24,6 +24,7 @@ __device__ __forceinline__ void add_up(const Peers& peers, const uint64_t* tenso
 template <typename Act>
 __global__ void __launch_bounds__(kMeetThreads)
     reduce_scatter_kernel(const __grid_constant__ Meeting<1> meeting, glm_tensor x, int32_t rows) {
+  begin_kernel();
   meet(meeting, [&](const uint64_t (*tensors)[kMaxPeers]) {
     const RowRange own = own_rows(rows, meeting.peers.rank, meeting.peers.num_ranks);
     const int64_t packs = (x.cols + kPack - 1) / kPack;
@@ -36,6 +37,7 @@ __global__ void __launch_bounds__(kMeetThreads)
 
 __global__ void __launch_bounds__(kMeetThreads)
     all_gather_kernel(const __grid_constant__ Meeting<1> meeting, ByteRows bytes, int32_t rows) {
+  begin_kernel();
   meet(meeting, [&](const uint64_t (*tensors)[kMaxPeers]) {
     const RowRange own = own_rows(rows, meeting.peers.rank, meeting.peers.num_ranks);
     const int64_t units = units_of(bytes.row_bytes);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "dot.cuh"
+#include "exchange.h"
 #include "launch.h"
 #include "row.cuh"
 #include "stream_tile.cuh"
@@ -34,6 +35,21 @@ struct ExpertInputs {
 
 __device__ __forceinline__ int64_t x_row(const ExpertInputs& in, int32_t assignment) {
   return in.x_by_token ? assignment / in.top_k : assignment;
+}
+
+/* Whose y takes the products of down: this rank's, or that of the rank that has their token to itself. */
+struct ProductRanks {
+  const uint64_t* y = nullptr; /* on the device: its address on each rank; NULL: this rank's */
+  uint32_t rows = 0;           /* tokens */
+  uint32_t num_ranks = 1;
+};
+
+template <typename Act>
+__device__ __forceinline__ Act* product_row(const glm_tensor& y, const ProductRanks& ranks, int32_t top_k,
+                                            int32_t assignment) {
+  if (ranks.y == nullptr) return row_of<Act>(y, assignment);
+  const uint32_t token = static_cast<uint32_t>(assignment) / static_cast<uint32_t>(top_k);
+  return reinterpret_cast<Act*>(ranks.y[owner_of(token, ranks.rows, ranks.num_ranks)]) + int64_t{assignment} * y.stride;
 }
 
 inline int64_t token_blocks(int64_t rows, int64_t tokens_per_tile) {

@@ -37,7 +37,7 @@ __device__ __forceinline__ void store_outputs(const ExpertParams& p, const Exper
   for (int i = static_cast<int>(threadIdx.x) / kPacks; i < tile.count && channels > 0; i += kWarpgroup / kPacks) {
     float values[kPack];
     load_pack(tables.y[i] + channel, 0, kPack, values);
-    store_pack(row_of<bf16>(p.y, tables.assignments[half][i]) + tile.channel + channel, 0, channels, values);
+    store_pack(output_row<kLayer>(p, tables.assignments[half][i]) + tile.channel + channel, 0, channels, values);
   }
 }
 

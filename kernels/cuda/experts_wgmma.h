@@ -24,9 +24,16 @@ struct ExpertParams {
   glm_tensor ids = {};
   int32_t first_id = 0;
   const int32_t* skip = nullptr; /* nothing is done if this is not 0: the wide tiles did it */
+  ProductRanks ranks = {};       /* of down */
 
   __host__ __device__ StepRange steps() const { return {0, (k_bytes + kStepBytes - 1) / kStepBytes}; }
 };
+
+template <ExpertLayer kLayer>
+__device__ __forceinline__ bf16* output_row(const ExpertParams& p, int32_t assignment) {
+  if constexpr (kLayer == ExpertLayer::kGateUp) return row_of<bf16>(p.y, assignment);
+  return product_row<bf16>(p.y, p.ranks, p.in.top_k, assignment);
+}
 
 /* `p`: but for k_bytes and what follows it. */
 template <ExpertLayer kLayer, Operand kOperand>

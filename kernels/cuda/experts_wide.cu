@@ -101,7 +101,7 @@ __device__ __forceinline__ void store_tile(const ExpertParams& p, const ExpertTi
       if (channels <= 0) continue;
       float values[kPack];
       load_staged<kLayer>(pipe, chunk, token, i % kPacks, values);
-      store_pack(row_of<bf16>(p.y, p.in.order[tile.first + first + token]) + channel, 0, channels, values);
+      store_pack(output_row<kLayer>(p, p.in.order[tile.first + first + token]) + channel, 0, channels, values);
     }
     give_room(chunk);
   }

@@ -10,6 +10,7 @@ struct DownParams {
   ExpertInputs in;
   glm_expert_weights down;
   glm_tensor y; /* act [rows * top_k][hidden]: each assignment's expert output */
+  ProductRanks ranks = {};
 };
 
 template <Operand kOperand, typename Act>
@@ -26,7 +27,8 @@ __device__ __forceinline__ void store_down(const DownParams& p, const ChannelSca
       if (kOperand == Operand::kFp8Channel)
         sums.values[i] = sums.values[i] * tokens.row_scales[token] * scales.values[i];
     }
-    store_pack(row_of<Act>(p.y, tokens.assignments[token]) + first + own, 0, channels, sums.values);
+    store_pack(product_row<Act>(p.y, p.ranks, p.in.top_k, tokens.assignments[token]) + first + own, 0, channels,
+               sums.values);
   }
 }
 
@@ -75,7 +77,8 @@ __global__ void down_scalar_kernel(const __grid_constant__ DownParams p) {
     float sums[kDotTokens];
     warp_dots(static_cast<const W*>(down.data) + channel * down.stride, x, p.in.x.cols, sums);
     if (threadIdx.x % kWarp != 0) continue;
-    for (int i = 0; i < count; ++i) row_of<Act>(p.y, assignments[i])[channel] = from_float<Act>(sums[i]);
+    for (int i = 0; i < count; ++i)
+      product_row<Act>(p.y, p.ranks, p.in.top_k, assignments[i])[channel] = from_float<Act>(sums[i]);
   }
 }
 
@@ -170,6 +173,9 @@ bool is_on_wgmma(const glm_device* device, const glm_moe_down_args& args) {
   return on_tensor_cores && device->has_wgmma && args.out.dtype == GLM_BF16;
 }
 
+constexpr size_t kAddressBytes = 256; /* of products on each rank */
+static_assert(kMaxPeers * sizeof(uint64_t) <= kAddressBytes);
+
 size_t y_bytes(const glm_moe_down_args& args) {
   return static_cast<size_t>(args.rows) * args.top_k * args.down.rows * bytes_of(args.out.dtype);
 }
@@ -187,7 +193,8 @@ glm_status multiply(glm_device* device, const DownParams& p, int32_t rows, std::
     using Act = typename decltype(act)::type;
     const auto on_tensor_cores = [&](auto operand) {
       if (device->has_wgmma && p.y.dtype == GLM_BF16) {
-        const ExpertParams on_wgmma{p.in, p.down, {}, p.y};
+        ExpertParams on_wgmma{p.in, p.down, {}, p.y};
+        on_wgmma.ranks = p.ranks;
         return experts_on_hopper<ExpertLayer::kDown, operand()>(device, on_wgmma, rows, workspace);
       }
       const Grid grid{dim3(blocks_for(p.down.rows, kExpertChannels), experts, token_blocks(rows, kExpertTokens)),
@@ -231,11 +238,18 @@ glm_status moe_down(glm_device* device, const glm_moe_down_args* args) {
 }
 
 size_t moe_down_each_workspace(const glm_moe_down_each_args* args) {
-  return multiply_workspace(*args);
+  return kAddressBytes + multiply_workspace(*args);
 }
 
 glm_status moe_down_each(glm_device* device, const glm_moe_down_each_args* args) {
-  return multiply(device, {inputs_of(*args), args->down, args->out}, args->rows, device->workspace);
+  if (args->rows == 0) return GLM_OK;
+  DownParams p{inputs_of(*args), args->down, args->out};
+  if (sends_products(device)) {
+    auto* const ranks = reinterpret_cast<uint64_t*>(device->workspace);
+    if (const glm_status status = meet_products(device, args->out, ranks); status != GLM_OK) return status;
+    p.ranks = {ranks, static_cast<uint32_t>(args->rows), static_cast<uint32_t>(device->peers.num_ranks)};
+  }
+  return multiply(device, p, args->rows, device->workspace + kAddressBytes);
 }
 
 }  // namespace glm::cuda

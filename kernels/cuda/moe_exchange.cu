@@ -1,4 +1,5 @@
 /* moe_dispatch and moe_combine. */
+#include "beside.h"
 #include "exchange.cuh"
 #include "ops.h"
 #include "row.cuh"
@@ -40,8 +41,10 @@ __device__ __forceinline__ void take_row(const DispatchParams& p, const Meeting<
   copy_row(p.x_scale, tensors[2][peer], meeting.own[2], row);
 }
 
+/* What runs beside it writes none of these tensors. */
 __global__ void __launch_bounds__(kMeetThreads)
     dispatch_kernel(const __grid_constant__ Meeting<3> meeting, const __grid_constant__ DispatchParams p) {
+  begin_turn(false);
   meet(meeting, [&](const uint64_t (*tensors)[kMaxPeers]) {
     const RowRange own = own_rows(p.rows, meeting.peers.rank, meeting.peers.num_ranks);
     const int64_t others = p.rows - (own.end - own.begin);
@@ -51,6 +54,23 @@ __global__ void __launch_bounds__(kMeetThreads)
       take_row(p, meeting, tensors, owner_of(row, p.rows, meeting.peers.num_ranks), row);
     }
   });
+}
+
+__global__ void __launch_bounds__(kMaxPeers)
+    meet_products_kernel(const __grid_constant__ Peers peers, uint64_t own, uint64_t* tensors) {
+  __shared__ uint64_t all[1][kMaxPeers];
+  wait_for_predecessor();
+  if (threadIdx.x == 0) count_exchange(peers);
+  Lane lane(peers, 0);
+  /* Whoever has the address may write there: what this rank read of it before has been read. */
+  __threadfence_system();
+  const uint64_t mine[1] = {own};
+  lane.gather(mine, all);
+  lane.close();
+  const int rank = static_cast<int>(threadIdx.x);
+  if (rank < peers.num_ranks) tensors[rank] = all[0][rank] != 0 ? all[0][rank] : own; /* of a lost rank: harmless */
+  /* Not before: the blocks of the product would take the place of those that ranks on the same GPU wait for. */
+  release_successor();
 }
 
 struct CombineParams {
@@ -94,12 +114,16 @@ __device__ __forceinline__ void combine(const CombineParams& p, const uint64_t* 
 template <typename Act>
 __global__ void __launch_bounds__(kMeetThreads)
     combine_kernel(const __grid_constant__ Meeting<1> meeting, const __grid_constant__ CombineParams p) {
-  meet(meeting, [&](const uint64_t (*tensors)[kMaxPeers]) {
-    const RowRange own = own_rows(p.rows, meeting.peers.rank, meeting.peers.num_ranks);
-    const int64_t packs = (p.out.cols + kPack - 1) / kPack;
-    for_each_item((own.end - own.begin) * packs, [&](int64_t item) {
-      combine<Act>(p, tensors[0], own.begin + item / packs, static_cast<int32_t>(item % packs) * kPack);
-    });
+  begin_kernel();
+  if (meeting.brought) {
+    if (blockIdx.x == 0 && threadIdx.x == 0 && meeting.peers.num_ranks > 1) count_exchange(meeting.peers);
+  } else if (!arrive(meeting.peers)) {
+    return;
+  }
+  const RowRange own = own_rows(p.rows, meeting.peers.rank, meeting.peers.num_ranks);
+  const int64_t packs = (p.out.cols + kPack - 1) / kPack;
+  for_each_item((own.end - own.begin) * packs, [&](int64_t item) {
+    combine<Act>(p, meeting.tensors[0], own.begin + item / packs, static_cast<int32_t>(item % packs) * kPack);
   });
 }
 
@@ -120,7 +144,16 @@ glm_status moe_dispatch(glm_device* device, const glm_moe_dispatch_args* args) {
   if (status != GLM_OK) return status;
   DispatchParams p{args->rows, args->top_k, args->first, args->count, byte_rows(args->ids), byte_rows(args->x), {}};
   if (args->x_scale.data != nullptr) p.x_scale = byte_rows(args->x_scale);
+  Touched touched;
+  touched.writes(args->ids, args->rows).writes(args->x, args->rows).writes(args->x_scale, args->rows);
+  const Turn turn(device, touched);
   return launch(device, "moe_dispatch", meet_grid(int64_t{args->rows} * kWarp), dispatch_kernel, meeting, p);
+}
+
+glm_status meet_products(glm_device* device, const glm_tensor& products, uint64_t* tensors) {
+  if (const glm_status status = check_group(device); status != GLM_OK) return status;
+  return launch(device, "moe_down_each (meet)", {dim3(1), kMaxPeers}, meet_products_kernel, device->peers,
+                reinterpret_cast<uint64_t>(products.data), tensors);
 }
 
 size_t moe_combine_workspace(const glm_device* device, const glm_moe_combine_args* args) {
@@ -132,6 +165,7 @@ glm_status moe_combine(glm_device* device, const glm_moe_combine_args* args) {
   Meeting<1> meeting;
   const glm_status status = arrange(device, {{args->products, args->top_k}}, args->rows, Brings::kOwn, &meeting);
   if (status != GLM_OK) return status;
+  if (sends_products(device)) std::fill_n(meeting.tensors[0], kMaxPeers, meeting.own[0]);
   const CombineParams p{args->rows,    args->top_k,    args->count, args->ids,
                         args->weights, args->products, args->base,  args->out};
   const int64_t packs = blocks_for(args->out.cols, kPack);

@@ -12,6 +12,7 @@ from tests.kernels import abi
 from tests.kernels.group import Group, count_gpus, open_group
 from tests.kernels.harness import ABSENT, BF16, F32, FP8, I32, Array, Buffer, Device, Table, assert_bits_equal, tensor
 from tests.kernels.matrices import BoundExperts, Format, random_activations, random_weights
+from tests.kernels.test_aligned_layouts import expert_weights
 from tests.kernels.test_moe import Packed, random_ids
 
 Dtype = np.dtype[Any]
@@ -162,6 +163,55 @@ def test_products_of_ranks_combine_to_what_one_rank_computes(
         return target.read()
 
     assert_bits_equal(owned(group.each(run)), whole())
+
+
+@pytest.mark.parametrize("rows", [5, 40, 1100])
+@pytest.mark.parametrize("fmt", [Format.FP8_CHANNEL, Format.FP8_BLOCK, Format.BF16], ids=lambda fmt: fmt.name.lower())
+def test_aligned_products_of_two_ranks_combine_likewise(
+    table: Table, device: Device, rng: np.random.Generator, fmt: Format, rows: int
+) -> None:
+    """On the paths of tensor cores, where there are any; 2 times over, as in two layers."""
+    count, top_k, hidden, inner = 2, 2, 208, 256
+    experts = [random_weights(rng, fmt, hidden, inner) for _ in range(2 * count)]
+    ids = random_ids(rng, rows, 2 * count, top_k)
+    weights = rng.random((rows, top_k)).astype(np.float32)
+    x = [random_activations(rng, fmt, rows * top_k, inner, BF16) for _ in range(2)]
+
+    def bind(layer: int, first: int, local: int) -> tuple[Any, ...]:
+        packed = Packed(ids, first, local)
+        down, kept = expert_weights(experts[first : first + local], 0)
+        scale = x[layer].scale
+        bound = tensor(x[layer].data), None if scale is None else tensor(scale)
+        return down, *bound, Buffer(packed.offsets), Buffer(packed.order), kept
+
+    def whole(layer: int) -> Array:
+        down, data, scale, offsets, order, kept = bind(layer, 0, 2 * count)
+        i, w, out = tensor(ids), tensor(weights), tensor(np.zeros((rows, hidden), BF16))
+        args = abi.MoeDownArgs(rows, top_k, data.struct, scale.struct if scale else ABSENT, down)
+        args.offsets, args.order, args.ids, args.weights = offsets.pointer, order.pointer, i.struct, w.struct
+        args.base, args.out = ABSENT, out.struct
+        device.run(abi.Op.MOE_DOWN, args)
+        del kept
+        return out.read()
+
+    def run(rank: int, of: Device) -> list[Array]:
+        products, found = tensor(np.full((rows * top_k, hidden), np.nan, BF16)), []
+        for layer in range(2):
+            down, data, scale, offsets, order, kept = bind(layer, rank * count, count)
+            i, w, out = tensor(ids), tensor(weights), tensor(np.zeros((rows, hidden), BF16))
+            each = abi.MoeDownEachArgs(rows, top_k, data.struct, scale.struct if scale else ABSENT, down)
+            each.offsets, each.order, each.out = offsets.pointer, order.pointer, products.struct
+            of.run(abi.Op.MOE_DOWN_EACH, each)
+            args = abi.MoeCombineArgs(rows, top_k, count, i.struct, w.struct, products.struct, ABSENT, out.struct)
+            of.run(abi.Op.MOE_COMBINE, args)
+            del kept
+            found.append(out.read())
+        return found
+
+    with open_group(table, 2) as two:
+        parts = two.each(run)
+    for layer in range(2):
+        assert_bits_equal(owned([part[layer] for part in parts]), whole(layer))
 
 
 def test_an_abort_ends_those_who_wait_and_those_who_come(table: Table) -> None:

@@ -16,7 +16,7 @@ from tests.golden.cases import CASES
 from tests.native import tiny
 from tests.native.fault_table import FaultTable
 
-DISPATCH = "first=4 count=4\nop moe_group"
+DISPATCH = "first=4 count=4\n"
 CASE = next(case for case in CASES if case.name == "f32_8_kv_heads")
 
 

@@ -42,7 +42,9 @@ typedef struct glm_moe_dispatch_args {
   glm_tensor x_scale; /* f32, with FP8 */
 } glm_moe_dispatch_args;
 
-/* out[a] = act(down_e(x[a])) for each listed assignment a of expert e. Rows of unlisted assignments are not touched. */
+/* out[a] = act(down_e(x[a])) for each listed assignment a of expert e, where the moe_combine that follows reads it: in `out` of this rank, or
+ * of the rank that has the token a / top_k to itself, which until then may find rows of its `out` written by others. Rows of assignments
+ * that no rank lists are not touched. */
 typedef struct glm_moe_down_each_args {
   int32_t rows;
   int32_t top_k;
@@ -55,7 +57,8 @@ typedef struct glm_moe_down_each_args {
 } glm_moe_down_each_args;
 
 /* out[t] = base[t] + sum over j ascending of weights[t][j] * products[t*top_k + j], in f32, rounded once, for this rank's
- * own rows: what moe_down makes of experts that are all on one rank. A product is read on rank ids[t][j] / count. */
+ * own rows: what moe_down makes of experts that are all on one rank. Rank ids[t][j] / count has computed the product, in the moe_down_each
+ * before this. */
 typedef struct glm_moe_combine_args {
   int32_t rows;
   int32_t top_k;
