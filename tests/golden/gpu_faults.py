@@ -1,4 +1,4 @@
-"""Two GPUs of which one hangs or fails in the middle of a step: `python -m tests.golden.gpu_faults hang|fail`.
+"""Two GPUs of which one hangs or fails in mid-step: `python -m tests.golden.gpu_faults hang|fail [EXCHANGE]`.
 
 Prints what the engine tells, and after how long. A process of its own: a GPU that failed stays failed in it.
 """
@@ -16,6 +16,7 @@ import numpy as np
 
 from engine_worker.errors import WorkerError
 from engine_worker.models import build_model
+from engine_worker.models.exchange import Exchange, Exchanges
 from engine_worker.models.layout import Parallelism
 from engine_worker.runtime.abi import Engine, kernel_table_path
 from engine_worker.watchdog import wait_until_stalled
@@ -43,8 +44,9 @@ def fail(gpu: Device) -> None:
     gpu.table.library.glm_cuda_fault(gpu.handle)
 
 
-def run(fault: Callable[[Device], None]) -> None:
-    model = build_model(DATA / "f32_8_kv_heads", "auto", Parallelism(2, 2))
+def run(fault: Callable[[Device], None], exchange: Exchange) -> None:
+    exchanges = Exchanges(exchange, exchange)
+    model = build_model(DATA / "f32_8_kv_heads", "auto", Parallelism(2, 2), exchanges=exchanges)
     gpu = open_gpu(1)
     with Engine.create(engine_options(model)) as engine:
         work = Run(engine, make_requests(100_000, model.config.vocab_size))
@@ -74,4 +76,5 @@ def run(fault: Callable[[Device], None]) -> None:
 
 
 if __name__ == "__main__":
-    run({"hang": hang, "fail": fail}[sys.argv[1]])
+    chosen: Exchange = "all_to_all" if "all_to_all" in sys.argv[2:] else "replicate"
+    run({"hang": hang, "fail": fail}[sys.argv[1]], chosen)

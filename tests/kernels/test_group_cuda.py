@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ import pytest
 
 from tests.kernels import abi
 from tests.kernels.group import Group, count_gpus, open_group
-from tests.kernels.harness import ABSENT, Array, BoundTensor, Device, Table, assert_bits_equal, tensor
+from tests.kernels.harness import ABSENT, BF16, Array, BoundTensor, Device, Table, assert_bits_equal, output, tensor
+from tests.kernels.matrices import Format, random_weights
+from tests.kernels.test_beside import AlignedWeight
 
 BY_SIZE, ONE_SHOT, TWO_SHOTS, IN_PLACE = range(4)
 
@@ -140,3 +143,37 @@ def test_graphs_of_the_exchange_of_tokens_are_replayed(cuda: Table, rows: int) -
         for found in group.each(run):
             for value, y in zip((1, 2, 3), found, strict=True):
                 assert (y == 20 * value + 1).all()
+
+
+@pytest.mark.parametrize("rows", [1, 6, 64])
+def test_a_product_beside_the_dispatch_gives_the_same_bits(cuda: Table, rng: np.random.Generator, rows: int) -> None:
+    """As the shared expert's, which starts while rows are on their way; a round reads what the one before wrote."""
+    weights = [random_weights(rng, Format.BF16, n, k) for n, k in ((640, 256), (256, 640))]
+    hidden = rng.standard_normal((rows, 256)).astype(BF16)
+    parts = [rng.standard_normal((rows, 640)).astype(BF16) for _ in range(2)]
+    to_other = np.array([[row % 2] for row in range(rows)], np.int32)
+
+    def product(x: BoundTensor, weight: AlignedWeight, out: BoundTensor) -> abi.LinearArgs:
+        args = abi.LinearArgs(rows, 1, Format.BF16, x.struct, ABSENT)
+        args.parts[0], args.out = weight.struct, out.struct
+        return args
+
+    def run(rank: int, device: Device, *, one_by_one: bool) -> list[Array]:
+        up, down = map(AlignedWeight, weights)
+        ids, x, h, delta = tensor(to_other), tensor(parts[rank]), tensor(hidden), output(rows, 640, BF16)
+        calls = [
+            (abi.Op.MOE_DISPATCH, abi.MoeDispatchArgs(rows, 1, rank, 1, ids.struct, x.struct, ABSENT)),
+            (abi.Op.LINEAR, product(h, up, delta)),
+            (abi.Op.LINEAR, product(delta, down, h)),
+        ]
+        for op, args in calls * 12:
+            assert device.call(op, args) == abi.Status.OK
+            if one_by_one:
+                device.memory.wait()
+        return [each.read() for each in (x, delta, h)]
+
+    with open_group(cuda, 2) as group:
+        expected = group.each(partial(run, one_by_one=True))
+        for found, wanted in zip(group.each(partial(run, one_by_one=False)), expected, strict=True):
+            for one, other in zip(found, wanted, strict=True):
+                assert_bits_equal(one, other)
