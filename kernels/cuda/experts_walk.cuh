@@ -34,11 +34,13 @@ __device__ __forceinline__ void store_outputs(const ExpertParams& p, const Exper
   constexpr int kPacks = kLayerChannels<kLayer> / kPack;
   const int channel = static_cast<int>(threadIdx.x) % kPacks * kPack;
   const int channels = min(kPack, p.first.rows - tile.channel - channel);
-  for (int i = static_cast<int>(threadIdx.x) / kPacks; i < tile.count && channels > 0; i += kWarpgroup / kPacks) {
-    float values[kPack];
-    load_pack(tables.y[i] + channel, 0, kPack, values);
-    store_pack(output_row<kLayer>(p, tables.assignments[half][i]) + tile.channel + channel, 0, channels, values);
-  }
+  with_output_rows<kLayer>(p, [&](auto&& row) {
+    for (int i = static_cast<int>(threadIdx.x) / kPacks; i < tile.count && channels > 0; i += kWarpgroup / kPacks) {
+      float values[kPack];
+      load_pack(tables.y[i] + channel, 0, kPack, values);
+      store_pack(row(tables.assignments[half][i]) + tile.channel + channel, 0, channels, values);
+    }
+  });
 }
 
 template <ExpertLayer kLayer, Operand kOperand, int N, int kTokens>

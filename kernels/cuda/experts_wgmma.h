@@ -29,10 +29,14 @@ struct ExpertParams {
   __host__ __device__ StepRange steps() const { return {0, (k_bytes + kStepBytes - 1) / kStepBytes}; }
 };
 
-template <ExpertLayer kLayer>
-__device__ __forceinline__ bf16* output_row(const ExpertParams& p, int32_t assignment) {
-  if constexpr (kLayer == ExpertLayer::kGateUp) return row_of<bf16>(p.y, assignment);
-  return product_row<bf16>(p.y, p.ranks, p.in.top_k, assignment);
+/* f(row), row(assignment) being where its outputs go: f is there twice for down, so that a row that stays here costs no question. */
+template <ExpertLayer kLayer, typename F>
+__device__ __forceinline__ void with_output_rows(const ExpertParams& p, F&& f) {
+  if (kLayer == ExpertLayer::kGateUp || p.ranks.y == nullptr) {
+    f([&](int32_t assignment) { return row_of<bf16>(p.y, assignment); });
+  } else {
+    f([&](int32_t assignment) { return product_row<bf16>(p.y, p.ranks, p.in.top_k, assignment); });
+  }
 }
 
 /* `p`: but for k_bytes and what follows it. */

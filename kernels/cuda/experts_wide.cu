@@ -94,15 +94,17 @@ __device__ __forceinline__ void store_tile(const ExpertParams& p, const ExpertTi
     wait_for_staged(chunk);
     const int first = chunk * kChunkTokens;
     const int last = min(kChunkTokens, tile.count - first);
-    for (int i = static_cast<int>(threadIdx.x) % kWarpgroup - kWarp; i < last * kPacks; i += kStoreThreads) {
-      const int token = i / kPacks;
-      const int channel = tile.channel + i % kPacks * kPack;
-      const int channels = min(kPack, p.first.rows - channel);
-      if (channels <= 0) continue;
-      float values[kPack];
-      load_staged<kLayer>(pipe, chunk, token, i % kPacks, values);
-      store_pack(output_row<kLayer>(p, p.in.order[tile.first + first + token]) + channel, 0, channels, values);
-    }
+    with_output_rows<kLayer>(p, [&](auto&& row) {
+      for (int i = static_cast<int>(threadIdx.x) % kWarpgroup - kWarp; i < last * kPacks; i += kStoreThreads) {
+        const int token = i / kPacks;
+        const int channel = tile.channel + i % kPacks * kPack;
+        const int channels = min(kPack, p.first.rows - channel);
+        if (channels <= 0) continue;
+        float values[kPack];
+        load_staged<kLayer>(pipe, chunk, token, i % kPacks, values);
+        store_pack(row(p.in.order[tile.first + first + token]) + channel, 0, channels, values);
+      }
+    });
     give_room(chunk);
   }
 }
