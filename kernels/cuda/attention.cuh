@@ -15,10 +15,12 @@
 namespace glm::cuda {
 
 constexpr int kTileKeys = 64;
+constexpr int kPagesPerTile = kTileKeys / GLM_PAGE_SIZE;
 constexpr int kMaxSplits = 32;
 constexpr int kMinSplitKeys = 512;
 constexpr int kMapRowBytes = 128;
-constexpr int kMmaHeads = 16; /* query rows of one mma tile */
+constexpr int kClusterSplits = 8; /* of a row, that the blocks of a cluster merge by themselves */
+constexpr int kMmaHeads = 16;     /* query rows of one mma tile */
 
 __host__ __device__ __forceinline__ int split_keys(int keys) {
   const int even = (keys + kMaxSplits * kTileKeys - 1) / (kMaxSplits * kTileKeys) * kTileKeys;
@@ -48,9 +50,11 @@ struct AttentionParams {
   int32_t group;       /* query heads of a KV head */
   float softmax_scale; /* of the scores; times log2(e) where exponents are taken to base 2 */
   RowChoice choice;
-  int32_t units;           /* rows, or sequences */
-  int32_t max_splits;      /* of the longest sequence that the page table can hold */
-  float* partial_sums;     /* [units][heads][max_splits][head_dim] */
+  bool settled;          /* all but the rows' queries, keys and values was there before the launch (settled_launches) */
+  int32_t units;         /* rows, or sequences */
+  int32_t merged_splits; /* up to so many splits of a row are merged where they are summed: 1, or kClusterSplits */
+  int32_t max_splits;    /* of the longest sequence that the page table can hold */
+  float* partial_sums;   /* of rows that are merged later: [units][heads][max_splits][head_dim] */
   float2* partial_weights; /* [units][heads][max_splits]: maximum score, sum of exponentials */
 };
 

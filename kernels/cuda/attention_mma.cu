@@ -1,4 +1,4 @@
-#include "attention_multiply.cuh"
+#include "attention_merge.cuh"
 #include "launch.h"
 
 namespace glm::cuda {
@@ -6,9 +6,9 @@ namespace glm::cuda {
 namespace {
 
 /* Shared memory of a block. */
-template <typename Kv, int kDim>
+template <typename Kv, int kDim, bool kFew>
 struct AttentionShared {
-  Slots<Kv, kDim> slots;
+  Slots<Kv, kDim, kFew> slots;
   Wide<Kv> probabilities[kMmaHeads * kProbabilityPitch];
   float maxima[kWarps][kMmaHeads];
   float2 sums[kWarps][kWarp];
@@ -31,8 +31,8 @@ __device__ __forceinline__ float max_of_warps(const float values[kWarps][kMmaHea
 }
 
 /* The largest score of each head among this warp's keys, to shared memory. */
-template <typename Kv, int kDim>
-__device__ __forceinline__ void share_maxima(AttentionShared<Kv, kDim>& shared, const float (&scores)[2][4]) {
+template <typename Kv, int kDim, bool kFew>
+__device__ __forceinline__ void share_maxima(AttentionShared<Kv, kDim, kFew>& shared, const float (&scores)[2][4]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float own =
@@ -44,8 +44,8 @@ __device__ __forceinline__ void share_maxima(AttentionShared<Kv, kDim>& shared, 
 
 /* softmax_tile by four warps, once all have shared their maxima: probabilities and their sums go to shared memory; what was summed before
  * is rescaled by `before`. */
-template <typename Kv, int kDim>
-__device__ __forceinline__ void weigh(AttentionShared<Kv, kDim>& shared, float scale, const float (&scores)[2][4],
+template <typename Kv, int kDim, bool kFew>
+__device__ __forceinline__ void weigh(AttentionShared<Kv, kDim, kFew>& shared, float scale, const float (&scores)[2][4],
                                       Accumulator<kDim>& acc, float (&before)[2]) {
   float sums[2];
 #pragma unroll
@@ -70,8 +70,8 @@ __device__ __forceinline__ void weigh(AttentionShared<Kv, kDim>& shared, float s
 }
 
 /* In the order of softmax_tile, once all warps have shared their sums. */
-template <typename Kv, int kDim>
-__device__ __forceinline__ void add_sums(const AttentionShared<Kv, kDim>& shared, const float (&before)[2],
+template <typename Kv, int kDim, bool kFew>
+__device__ __forceinline__ void add_sums(const AttentionShared<Kv, kDim, kFew>& shared, const float (&before)[2],
                                          TileRows& rows) {
   float2 s[kWarps];
 #pragma unroll
@@ -81,19 +81,19 @@ __device__ __forceinline__ void add_sums(const AttentionShared<Kv, kDim>& shared
 }
 
 /* Walks a range of keys; a slot is filled anew as soon as all warps have read it. */
-template <typename Kv, int kDim>
+template <typename Kv, int kDim, bool kFew>
 class RangeWalker {
  public:
   __device__ RangeWalker(const AttentionParams& p, const KvSource<Kv>& source, const KeyRange& keys,
-                         AttentionShared<Kv, kDim>& shared)
+                         AttentionShared<Kv, kDim, kFew>& shared)
       : p_(p), shared_(shared), stream_(source, keys, shared.slots) {}
 
   /* Online softmax over keys [first, last), which come next. */
   __device__ __forceinline__ void attend(const uint32_t (&queries)[kDim / 16][4], int first, int last,
                                          Accumulator<kDim>& acc) {
-    constexpr bool kEvenSlots = kSlots<Kv> % 2 == 0;
+    constexpr bool kEvenSlots = kSlots<Kv, kFew> % 2 == 0;
     for (; first < last; first += kTileKeys) {
-      wait_copies<kSlots<Kv> - 2>();
+      wait_copies<kSlots<Kv, kFew> - 2>();
       __syncthreads();
       stream_.template copy_next<kEvenSlots>();
       float scores[2][4] = {};
@@ -103,7 +103,7 @@ class RangeWalker {
       stream_.template copy_next<!kEvenSlots>();
       float before[2];
       weigh(shared_, p_.softmax_scale, scores, acc, before);
-      wait_copies<kSlots<Kv> - 1>();
+      wait_copies<kSlots<Kv, kFew> - 1>();
       __syncthreads();
       add_sums(shared_, before, acc.rows);
       add_values<kDim>(shared_.probabilities, next_slot(), acc);
@@ -115,13 +115,13 @@ class RangeWalker {
  private:
   __device__ __forceinline__ const Kv* next_slot() {
     const Kv* slot = shared_.slots[slot_];
-    slot_ = slot_ == kSlots<Kv> - 1 ? 0 : slot_ + 1;
+    slot_ = slot_ == kSlots<Kv, kFew> - 1 ? 0 : slot_ + 1;
     return slot;
   }
 
   const AttentionParams& p_;
-  AttentionShared<Kv, kDim>& shared_;
-  HalfStream<Kv, kDim> stream_;
+  AttentionShared<Kv, kDim, kFew>& shared_;
+  HalfStream<Kv, kDim, kFew> stream_;
   int slot_ = 0;
 };
 
@@ -160,13 +160,40 @@ __device__ void merge_split(const Accumulator<kDim>& split, Accumulator<kDim>& t
   }
 }
 
+/* A split of a row's keys. */
+struct SplitPlace {
+  int row;
+  int unit;
+  int split;
+  int splits;
+};
+
+/* The row's result if there is but one split or a cluster has all of them; else this split's, for the merge. `raw`: shared memory. */
+template <typename Kv, int kDim>
+__device__ __forceinline__ void store_split(const AttentionParams& p, const SplitPlace& at, int first_head, int heads,
+                                            const Accumulator<kDim>& acc, uint8_t* raw) {
+  if (at.splits == 1) {
+    store_result<Kv, kDim>(p, at.row, first_head, heads, acc);
+  } else if (at.splits <= p.merged_splits) {
+    auto& result = *reinterpret_cast<SplitResult<kDim>*>(raw);
+    static_assert(sizeof(result) <= sizeof(Slots<Kv, kDim, false>));
+    __syncthreads(); /* all warps have read the last slot */
+    share_split<Kv, kDim>(acc, heads, result);
+    bf16* out = row_of<bf16>(p.out, at.row) + static_cast<int64_t>(first_head) * kDim;
+    merge_cluster<kDim>(result, at.split, at.splits, heads, out);
+  } else {
+    store_partial<Kv, kDim>(p, at.unit, first_head, heads, at.split, acc);
+  }
+}
+
 /* Block (x, y, z): split (if kSplit), row, KV head and tile of its query heads. */
-template <typename Kv, int kDim, bool kSplit>
-__global__ void __launch_bounds__(kAttentionThreads, kBlocksPerSm)
+template <typename Kv, int kDim, bool kSplit, bool kFew>
+__global__ void __launch_bounds__(kAttentionThreads, kBlocksPerSm<kFew>)
     attention_mma_kernel(const __grid_constant__ AttentionParams p) {
   extern __shared__ __align__(16) uint8_t raw[];
-  auto& shared = *reinterpret_cast<AttentionShared<Kv, kDim>*>(raw);
-  begin_kernel();
+  auto& shared = *reinterpret_cast<AttentionShared<Kv, kDim, kFew>*>(raw);
+  release_successor();
+  if (!p.settled) wait_for_predecessor();
   const auto unit = static_cast<int>(blockIdx.y);
   const auto split = static_cast<int>(blockIdx.x);
   const int row = row_of_unit(p, unit);
@@ -176,22 +203,23 @@ __global__ void __launch_bounds__(kAttentionThreads, kBlocksPerSm)
   const int first_in_group = static_cast<int>(blockIdx.z) % tiles_per_kv_head * kMmaHeads;
   const int first_head = kv_head * p.group + first_in_group;
   const int heads = min(kMmaHeads, p.group - first_in_group);
-  const int keys = p.step.positions[row] + 1;
+  const int keys = __ldcg(p.step.positions + row) + 1;
   const int size = split_keys(keys);
   if (kSplit && split * size >= keys) return;
   const KvSource<Kv> source = kv_source<Kv>(p, row, kv_head);
   const KeyRange range = kSplit ? KeyRange{split * size, min(split * size + size, keys)} : KeyRange{0, keys};
-  RangeWalker<Kv, kDim> walker(p, source, range, shared);
+  /* The predecessor may still be storing the last key and its value. */
+  const int copied = range.first + kSlots<Kv, kFew> / 2 * kTileKeys;
+  const bool waits_late = p.settled && min(copied, range.last) < keys;
+  if (p.settled && !waits_late) wait_for_predecessor();
+  RangeWalker<Kv, kDim, kFew> walker(p, source, range, shared);
+  if (waits_late) wait_for_predecessor();
   uint32_t queries[kDim / 16][4];
   load_heads<Wide<Kv>, kDim>(row_of<bf16>(p.q, row) + static_cast<int64_t>(first_head) * kDim, heads, queries);
   if constexpr (kSplit) {
     Accumulator<kDim> acc;
     walker.attend(queries, range.first, range.last, acc);
-    if (size >= keys) {
-      store_result<Kv, kDim>(p, row, first_head, heads, acc);
-    } else {
-      store_partial<Kv, kDim>(p, unit, first_head, heads, split, acc);
-    }
+    store_split<Kv, kDim>(p, {row, unit, split, num_splits(keys)}, first_head, heads, acc, raw);
   } else {
     Accumulator<kDim> total;
     for (int first = 0; first < keys; first += size) {
@@ -203,13 +231,21 @@ __global__ void __launch_bounds__(kAttentionThreads, kBlocksPerSm)
   }
 }
 
-template <typename Kv, int kDim>
-glm_status launch_attention(glm_device* device, const AttentionParams& p, bool split) {
+template <typename Kv, int kDim, bool kSplit, bool kFew>
+glm_status launch_attention(glm_device* device, const AttentionParams& p) {
   const auto tiles = static_cast<unsigned>(p.kv.kv_heads * ((p.group + kMmaHeads - 1) / kMmaHeads));
-  const Grid grid{dim3(split ? static_cast<unsigned>(p.max_splits) : 1u, static_cast<unsigned>(p.units), tiles),
-                  kAttentionThreads, sizeof(AttentionShared<Kv, kDim>)};
-  if (split) return launch(device, "paged_attention", grid, attention_mma_kernel<Kv, kDim, true>, p);
-  return launch(device, "paged_attention", grid, attention_mma_kernel<Kv, kDim, false>, p);
+  const int cluster = kSplit && p.max_splits > 1 ? p.merged_splits : 1;
+  const unsigned splits = kSplit ? blocks_for(p.max_splits, cluster) * static_cast<unsigned>(cluster) : 1u;
+  const Grid grid{dim3(splits, static_cast<unsigned>(p.units), tiles), kAttentionThreads,
+                  sizeof(AttentionShared<Kv, kDim, kFew>), cluster};
+  return launch(device, "paged_attention", grid, attention_mma_kernel<Kv, kDim, kSplit, kFew>, p);
+}
+
+template <typename Kv, int kDim>
+glm_status choose_attention(glm_device* device, const AttentionParams& p, bool split) {
+  if (!split) return launch_attention<Kv, kDim, false, false>(device, p);
+  if (p.units <= kFewRows) return launch_attention<Kv, kDim, true, true>(device, p);
+  return launch_attention<Kv, kDim, true, false>(device, p);
 }
 
 }  // namespace
@@ -217,8 +253,8 @@ glm_status launch_attention(glm_device* device, const AttentionParams& p, bool s
 glm_status attention_mma(glm_device* device, const AttentionParams& params, bool split) {
   return with_kv(params.kv.dtype, [&](auto kv) {
     using Kv = std::conditional_t<std::is_same_v<typename decltype(kv)::type, fp8>, fp8, bf16>;
-    if (params.kv.head_dim == 64) return launch_attention<Kv, 64>(device, params, split);
-    return launch_attention<Kv, 128>(device, params, split);
+    if (params.kv.head_dim == 64) return choose_attention<Kv, 64>(device, params, split);
+    return choose_attention<Kv, 128>(device, params, split);
   });
 }
 

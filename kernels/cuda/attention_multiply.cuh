@@ -12,10 +12,6 @@ constexpr int kWarps = kAttentionThreads / kWarp;
 constexpr int kKeysPerWarp = kTileKeys / kWarps;
 constexpr int kProbabilityPitch = kTileKeys + 8;
 
-/* What is multiplied. */
-template <typename Kv>
-using Wide = std::conditional_t<std::is_same_v<Kv, fp8>, f16, bf16>;
-
 /* A lane's part of a 16-row tile: rows group and group + 8, columns of this warp's quarter, by eights. Of each 16 columns of FP8 values
  * sums[2 * i] are the even ones, sums[2 * i + 1] the odd ones. */
 template <int kDim>

@@ -1,4 +1,4 @@
-#include "attention_prefill.cuh"
+#include "attention_codes.cuh"
 #include "attention_queries.cuh"
 #include "launch.h"
 
@@ -6,14 +6,8 @@ namespace glm::cuda {
 
 namespace {
 
-/* Where a thread stands in the rings. */
-struct TilePlaces {
-  RingPlace<kPrefillStages> k;
-  RingPlace<kPrefillStages> v;
-};
-
-/* A lane's part of 64 pairs: two of them, half of their columns by fours. */
-template <int kDim>
+/* A lane's part of 64 pairs: two of them, half of their columns by fours. T: what is multiplied. */
+template <typename T, int kDim>
 class PairSums {
  public:
   static constexpr int kSums = kDim / 2;
@@ -31,7 +25,7 @@ class PairSums {
       rows[half] = exists(half) ? element<bf16>(p.q, half) : nullptr;
     }
     first_position_ = tile.position + tile.row_of_pair(pairs_[0] - lane_group(), p.group);
-    load_queries<bf16, kDim>(rows, queries_);
+    load_queries<T, kDim>(rows, queries_);
 #pragma unroll
     for (int i = 0; i < kDim / 8; ++i) total(i) = {};
   }
@@ -47,22 +41,22 @@ class PairSums {
     uint32_t weights[kTileKeys / 16][4];
     shared_.k_ring.wait_full(places_.k);
     wgmma_fence();
-    start_scores<kDim>(scores, queries_, keys_ + places_.k.stage * kStageUnits);
+    start_scores<T, kDim>(scores, queries_, keys_ + places_.k.stage * kStageUnits);
     wgmma_commit();
     wgmma_wait<0>();
     pin_registers(scores);
     release(shared_.k_ring, places_.k);
     weigh(scores, 0);
-    pack_weights<bf16>(scores, weights);
+    pack_weights<T>(scores, weights);
     for (int i = 1; i < tiles; ++i) {
       shared_.k_ring.wait_full(places_.k);
       take_turn();
       pin_registers(sums_);
       wgmma_fence();
-      start_scores<kDim>(scores, queries_, keys_ + places_.k.stage * kStageUnits);
+      start_scores<T, kDim>(scores, queries_, keys_ + places_.k.stage * kStageUnits);
       wgmma_commit();
       shared_.v_ring.wait_full(places_.v);
-      start_sums<kDim>(sums_, weights, values_ + places_.v.stage * kStageUnits);
+      start_sums<T, kDim>(sums_, weights, values_ + places_.v.stage * kStageUnits);
       wgmma_commit();
       give_turn();
       wgmma_wait<1>();
@@ -77,12 +71,12 @@ class PairSums {
         weigh(scores, i * kTileKeys);
         finish_grown_sums(scores);
       }
-      pack_weights<bf16>(scores, weights);
+      pack_weights<T>(scores, weights);
     }
     shared_.v_ring.wait_full(places_.v);
     pin_registers(sums_);
     wgmma_fence();
-    start_sums<kDim>(sums_, weights, values_ + places_.v.stage * kStageUnits);
+    start_sums<T, kDim>(sums_, weights, values_ + places_.v.stage * kStageUnits);
     wgmma_commit();
     finish_sums<3>();
   }
@@ -117,10 +111,10 @@ class PairSums {
 
   __device__ __forceinline__ bool exists(int half) const { return pairs_[half] < tile_.rows * p_.group; }
 
-  template <typename T>
-  __device__ __forceinline__ T* element(const glm_tensor& tensor, int half) const {
+  template <typename Act>
+  __device__ __forceinline__ Act* element(const glm_tensor& tensor, int half) const {
     const int head = tile_.kv_head * p_.group + pairs_[half] % p_.group;
-    return row_of<T>(tensor, tile_.first_row + pairs_[half] / p_.group) + static_cast<int64_t>(head) * kDim;
+    return row_of<Act>(tensor, tile_.first_row + pairs_[half] / p_.group) + static_cast<int64_t>(head) * kDim;
   }
 
   __device__ __forceinline__ float4& total(int i) { return shared_.totals[group_][i][threadIdx.x % kWarpgroup]; }
@@ -225,58 +219,76 @@ class PairSums {
   SoftmaxState totals_[2];
 };
 
-template <int kDim>
+template <typename T, int kDim>
 __device__ void multiply_all(const AttentionParams& p, PrefillShared<kDim>& shared) {
   TilePlaces places;
-  if (threadIdx.x / kWarpgroup == 1) PairSums<kDim>::give_turn_to(0);
+  if (threadIdx.x / kWarpgroup == 1) PairSums<T, kDim>::give_turn_to(0);
   PrefillTile tile;
   for (int turn = 0; find_tile(p, tile_of_turn(turn), tile); ++turn) {
-    PairSums<kDim> pairs(p, tile, shared, places);
+    PairSums<T, kDim> pairs(p, tile, shared, places);
     pairs.run();
     pairs.store();
   }
 }
 
+/* Keys and values of all tiles of the block. */
+template <typename Kv, int kDim>
+__device__ void load_all(const AttentionParams& p, KvShared<Kv, kDim>& shared) {
+  if constexpr (std::is_same_v<Kv, fp8>) {
+    widen_all<kDim>(p, shared);
+  } else {
+    const int loader = (static_cast<int>(threadIdx.x) - kConsumers * kWarpgroup) / kWarp;
+    if (loader == 0) load_all<kDim>(p.k_map, p.kv.k, p, shared.tiles.k[0], shared.tiles.k_ring);
+    if (loader == 1) load_all<kDim>(p.v_map, p.kv.v, p, shared.tiles.v[0], shared.tiles.v_ring);
+  }
+}
+
 /* Blocks stay for the whole launch: keys of the next tile are copied while the last ones of this are multiplied. */
-template <int kDim>
+template <typename Kv, int kDim>
 __global__ void __launch_bounds__(kPrefillThreads, 1)
     attention_prefill_kernel(const __grid_constant__ AttentionParams p) {
 #if GLM_HAS_WGMMA
   extern __shared__ __align__(1024) uint8_t raw[];
-  auto& shared = *reinterpret_cast<PrefillShared<kDim>*>(raw);
+  auto& shared = *reinterpret_cast<KvShared<Kv, kDim>*>(raw);
   if (threadIdx.x == 0) {
-    prefetch_map(&p.k_map);
-    prefetch_map(&p.v_map);
-    shared.k_ring.init(1, kConsumers * kWarpgroup / kWarp);
-    shared.v_ring.init(1, kConsumers * kWarpgroup / kWarp);
+    if constexpr (std::is_same_v<Kv, bf16>) {
+      prefetch_map(&p.k_map);
+      prefetch_map(&p.v_map);
+    }
+    shared.tiles.k_ring.init(kLoaders<Kv>, kConsumers * kWarpgroup / kWarp);
+    shared.tiles.v_ring.init(kLoaders<Kv>, kConsumers * kWarpgroup / kWarp);
   }
   __syncthreads();
   begin_kernel();
+  constexpr bool kWidens = std::is_same_v<Kv, fp8>;
   if (threadIdx.x >= kConsumers * kWarpgroup) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    const int loader = (static_cast<int>(threadIdx.x) - kConsumers * kWarpgroup) / kWarp;
-    if (loader == 0) load_all<kDim>(p.k_map, p.kv.k, p, shared.k[0], shared.k_ring);
-    if (loader == 1) load_all<kDim>(p.v_map, p.kv.v, p, shared.v[0], shared.v_ring);
+    leave_registers<kWidens ? 56 : 40>();
+    load_all<Kv, kDim>(p, shared);
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    multiply_all<kDim>(p, shared);
+    take_registers<kWidens ? 224 : 232>();
+    multiply_all<Wide<Kv>, kDim>(p, shared.tiles);
   }
 #endif
 }
 
-template <int kDim>
+template <typename Kv, int kDim>
 glm_status launch_prefill(glm_device* device, const AttentionParams& p) {
   const int rows = p.step.num_rows;
   const int most = (rows * p.group / kBlockPairs + min(p.step.num_seqs, rows / 2)) * p.kv.kv_heads;
   const Grid grid{dim3(static_cast<unsigned>(min(most, device->sm_count))), kPrefillThreads,
-                  sizeof(PrefillShared<kDim>)};
-  return launch(device, "paged_attention (prefill)", grid, attention_prefill_kernel<kDim>, p);
+                  sizeof(KvShared<Kv, kDim>)};
+  return launch(device, "paged_attention (prefill)", grid, attention_prefill_kernel<Kv, kDim>, p);
+}
+
+template <typename Kv>
+glm_status choose_prefill(glm_device* device, const AttentionParams& p) {
+  return p.kv.head_dim == 64 ? launch_prefill<Kv, 64>(device, p) : launch_prefill<Kv, 128>(device, p);
 }
 
 }  // namespace
 
 glm_status attention_prefill(glm_device* device, const AttentionParams& params) {
-  return params.kv.head_dim == 64 ? launch_prefill<64>(device, params) : launch_prefill<128>(device, params);
+  return params.kv.dtype == GLM_BF16 ? choose_prefill<bf16>(device, params) : choose_prefill<fp8>(device, params);
 }
 
 }  // namespace glm::cuda

@@ -16,7 +16,6 @@ constexpr int kPrefillThreads = (kConsumers + 1) * kWarpgroup;
 constexpr int kGroupPairs = 64;
 constexpr int kBlockPairs = kConsumers * kGroupPairs;
 constexpr int kPrefillStages = 4;
-constexpr int kPagesPerTile = kTileKeys / GLM_PAGE_SIZE;
 constexpr int kTurnBarrier = 1; /* the first of two named barriers: whose turn it is to multiply */
 
 template <int kDim>
@@ -27,6 +26,12 @@ struct PrefillShared {
   float4 totals[kConsumers][kDim / 8][kWarpgroup]; /* each thread's sums of the splits before the one at hand */
   Ring<kPrefillStages> k_ring;
   Ring<kPrefillStages> v_ring;
+};
+
+/* Where a thread stands in the rings. */
+struct TilePlaces {
+  RingPlace<kPrefillStages> k;
+  RingPlace<kPrefillStages> v;
 };
 
 /* What a block computes. */

@@ -6,6 +6,10 @@
 
 namespace glm::cuda {
 
+/* What is multiplied. */
+template <typename Kv>
+using Wide = std::conditional_t<std::is_same_v<Kv, fp8>, f16, bf16>;
+
 __device__ __forceinline__ uint32_t pack(float x, float y, bf16) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
   return reinterpret_cast<const uint32_t&>(pair);

@@ -8,20 +8,23 @@
 namespace glm::cuda {
 
 constexpr int kAttentionThreads = 128;
-constexpr int kPagesPerTile = kTileKeys / GLM_PAGE_SIZE;
 
-/* Halves on their way and in use; four blocks of a multiprocessor fit. */
-template <typename Kv>
-constexpr int kSlots = sizeof(Kv) == 1 ? 5 : 3;
-constexpr int kBlocksPerSm = 4;
+/* Up to so many rows make about one block a multiprocessor at 4,096 keys. */
+constexpr int kFewRows = 16;
+template <bool kFew>
+constexpr int kBlocksPerSm = kFew ? 2 : 4;
+
+/* Halves on their way and in use; kBlocksPerSm blocks fit. */
+template <typename Kv, bool kFew>
+constexpr int kSlots = (sizeof(Kv) == 1 ? 5 : 3) * (kFew ? 2 : 1);
 
 /* Rows padded by 16 bytes: eight rows of an 8x8 matrix fall into 32 banks. */
 template <typename Kv, int kDim>
 constexpr int kPitch = kDim + 16 / sizeof(Kv);
 
 /* K, V, K, V ... of one tile after another, each in the slot of its number modulo kSlots. */
-template <typename Kv, int kDim>
-using Slots = Kv[kSlots<Kv>][kTileKeys * kPitch<Kv, kDim>];
+template <typename Kv, int kDim, bool kFew>
+using Slots = Kv[kSlots<Kv, kFew>][kTileKeys * kPitch<Kv, kDim>];
 
 /* Keys [first, last) of one row's sequence; `last` is the row's causal limit or the end of a split. */
 struct KeyRange {
@@ -43,7 +46,7 @@ __device__ __forceinline__ KvSource<Kv> kv_source(const AttentionParams& p, int6
   const int64_t head_elements = static_cast<int64_t>(GLM_PAGE_SIZE) * p.kv.head_dim;
   return {static_cast<const Kv*>(p.kv.k) + kv_head * head_elements,
           static_cast<const Kv*>(p.kv.v) + kv_head * head_elements,
-          p.pages.table + static_cast<int64_t>(p.step.row_slots[row]) * p.pages.max_pages,
+          p.pages.table + static_cast<int64_t>(__ldcg(p.step.row_slots + row)) * p.pages.max_pages,
           p.kv.kv_heads * head_elements};
 }
 
@@ -71,7 +74,7 @@ class PageIds {
 
  private:
   __device__ __forceinline__ int32_t fetch() {
-    const int32_t id = page_ * GLM_PAGE_SIZE < last_ ? pages_[page_] : 0;
+    const int32_t id = page_ * GLM_PAGE_SIZE < last_ ? __ldcg(pages_ + page_) : 0;
     page_ += kWarp;
     return id;
   }
@@ -83,14 +86,14 @@ class PageIds {
   int32_t next_;
 };
 
-/* Copies the halves of a range in their order, kSlots<Kv> - 1 ahead of use. */
-template <typename Kv, int kDim>
+/* Copies the halves of a range in their order, kSlots - 1 ahead of use. */
+template <typename Kv, int kDim, bool kFew>
 class HalfStream {
  public:
-  __device__ HalfStream(const KvSource<Kv>& source, const KeyRange& keys, Slots<Kv, kDim>& slots)
+  __device__ HalfStream(const KvSource<Kv>& source, const KeyRange& keys, Slots<Kv, kDim, kFew>& slots)
       : source_(source), keys_(keys), slots_(slots), pages_(source.pages, keys) {
 #pragma unroll
-    for (int i = 0; i < kSlots<Kv> - 1; ++i) {
+    for (int i = 0; i < kSlots<Kv, kFew> - 1; ++i) {
       if (i % 2 == 0) {
         copy_next<false>();
       } else {
@@ -105,7 +108,7 @@ class HalfStream {
     const int first = keys_.first + tile_ * kTileKeys;
     if (first < keys_.last) copy_half(kValues ? source_.v : source_.k, first);
     commit_copies();
-    slot_ = slot_ == kSlots<Kv> - 1 ? 0 : slot_ + 1;
+    slot_ = slot_ == kSlots<Kv, kFew> - 1 ? 0 : slot_ + 1;
     if constexpr (kValues) {
       ++tile_;
       if (tile_ % PageIds::kTiles == 0) pages_.advance();
@@ -131,7 +134,7 @@ class HalfStream {
 
   const KvSource<Kv>& source_;
   const KeyRange keys_;
-  Slots<Kv, kDim>& slots_;
+  Slots<Kv, kDim, kFew>& slots_;
   int tile_ = 0; /* of the next half */
   int slot_ = 0;
   PageIds pages_;

@@ -51,53 +51,70 @@ __device__ __forceinline__ void pin_registers(T (&r)[N]) {
   "%60,%61,%62,%63"
 
 /* d[64][64] (+)= a b, b described by `b`; kTransposed: its rows are k. */
-template <int kTransposed>
+#define GLM_WGMMA_64(TYPES)                                                                              \
+  asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPES \
+               " {" GLM_R0_31 "}, {%32,%33,%34,%35}, %36, p, 1, 1, %38;}"                                \
+               : GLM_D16(0), GLM_D16(16)                                                                 \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(kTransposed))
+
+template <typename T, int kTransposed>
 __device__ __forceinline__ void wgmma_64(float (&d)[32], const uint32_t (&a)[4], uint64_t b, bool add) {
 #if GLM_HAS_WGMMA
-  asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" GLM_R0_31
-               "}, {%32,%33,%34,%35}, %36, p, 1, 1, %38;}"
-               : GLM_D16(0), GLM_D16(16)
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(kTransposed));
+  if constexpr (std::is_same_v<T, bf16>) {
+    GLM_WGMMA_64("bf16.bf16");
+  } else {
+    GLM_WGMMA_64("f16.f16");
+  }
 #endif
 }
 
 /* d[64][128] += a b, rows of b are k. */
+#define GLM_WGMMA_128(TYPES)                                                                      \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPES " {" GLM_R0_31 "," GLM_R32_63 \
+               "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 1;"                                           \
+               : GLM_D16(0), GLM_D16(16), GLM_D16(32), GLM_D16(48)                                \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+
+template <typename T>
 __device__ __forceinline__ void wgmma_128_transposed(float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
 #if GLM_HAS_WGMMA
-  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" GLM_R0_31 "," GLM_R32_63
-               "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 1;"
-               : GLM_D16(0), GLM_D16(16), GLM_D16(32), GLM_D16(48)
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+  if constexpr (std::is_same_v<T, bf16>) {
+    GLM_WGMMA_128("bf16.bf16");
+  } else {
+    GLM_WGMMA_128("f16.f16");
+  }
 #endif
 }
 
+#undef GLM_WGMMA_64
+#undef GLM_WGMMA_128
 #undef GLM_D4
 #undef GLM_D16
 #undef GLM_R0_31
 #undef GLM_R32_63
 
 /* Starts scores = queries keys^T. */
-template <int kDim>
+template <typename T, int kDim>
 __device__ __forceinline__ void start_scores(float (&scores)[kTileScores], const uint32_t (&queries)[kDim / 16][4],
                                              uint32_t keys) {
 #pragma unroll
   for (int step = 0; step < kDim / 16; ++step) {
-    wgmma_64<0>(scores, queries[step], whole_descriptor(keys + (step / 4 * kBlockBytes + step % 4 * 32) / 16),
-                step > 0);
+    wgmma_64<T, 0>(scores, queries[step], whole_descriptor(keys + (step / 4 * kBlockBytes + step % 4 * 32) / 16),
+                   step > 0);
   }
 }
 
 /* Starts sums += weights values. */
-template <int kDim>
+template <typename T, int kDim>
 __device__ __forceinline__ void start_sums(float (&sums)[kDim / 2], const uint32_t (&weights)[kTileKeys / 16][4],
                                            uint32_t values) {
 #pragma unroll
   for (int step = 0; step < kTileKeys / 16; ++step) {
     const uint64_t b = whole_descriptor(values + step * 2048 / 16);
     if constexpr (kDim == 128) {
-      wgmma_128_transposed(sums, weights[step], b);
+      wgmma_128_transposed<T>(sums, weights[step], b);
     } else {
-      wgmma_64<1>(sums, weights[step], b, true);
+      wgmma_64<T, 1>(sums, weights[step], b, true);
     }
   }
 }

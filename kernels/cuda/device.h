@@ -31,6 +31,10 @@ struct glm_device {
   /* Of the grouping that moe_gate_up has waited for before its successor could start: what follows may read these offsets before
    * its predecessor ends. Else NULL. */
   const int32_t* settled_offsets = nullptr;
+  /* `launches` when qk_norm_rope_store last followed an operation that leaves room beside itself (beside.h), else 0. That operation waited
+   * before it released its successor, so what comes next starts when all before that operation has ended: all earlier steps' keys and
+   * values are there, and this step's inputs. */
+  uint64_t settled_launches = 0;
   glm::cuda::Peers peers; /* of its group */
   /* Where GPUs do not reach each other's memory: else NULL. */
   const glm::cuda::Nccl* nccl = nullptr;

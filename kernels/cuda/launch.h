@@ -2,8 +2,8 @@
  *
  * Every kernel is launched so that it may start while its predecessor still runs. So every kernel calls
  * wait_for_predecessor() (kernel.cuh) before it touches anything that an operation wrote, or writes anything; before that it may
- * only read weights, and past the L1 what the host copied before the step: positions and slots of rows. The exceptions: beside.h, and
- * gate and up of experts (is_just_grouped, experts_wgmma.cuh). */
+ * only read weights, and past the L1 what the host copied before the step: positions and slots of rows. The exceptions: beside.h,
+ * gate and up of experts (is_just_grouped, experts_wgmma.cuh), and keys and values of earlier steps (settled_launches, device.h). */
 #ifndef GLM_CUDA_LAUNCH_H
 #define GLM_CUDA_LAUNCH_H
 

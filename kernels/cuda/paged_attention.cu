@@ -9,6 +9,8 @@ namespace {
 
 /* With more rows than this there are blocks enough without splitting, and partial sums would take too much memory. */
 constexpr int kMaxSplitRows = 256;
+/* With more, clusters of blocks do not all find room at once. */
+constexpr int kClusterRows = 32;
 constexpr float kLog2E = 1.44269504088896340736f;
 
 bool fits_tensor_cores(const glm_paged_attention_args& args) {
@@ -26,11 +28,12 @@ int64_t num_partials(const glm_paged_attention_args& args) {
 
 /* Block (x, y): unit, query head; a thread a column. */
 __global__ void merge_splits_kernel(const __grid_constant__ AttentionParams p) {
-  begin_kernel();
+  release_successor();
+  if (!p.settled) wait_for_predecessor();
   const int row = row_of_unit(p, static_cast<int>(blockIdx.x));
-  if (row < 0) return;
-  const int splits = num_splits(p.step.positions[row] + 1);
-  if (splits == 1) return;
+  const int splits = row < 0 ? 0 : num_splits(__ldcg(p.step.positions + row) + 1);
+  if (p.settled) wait_for_predecessor();
+  if (splits <= p.merged_splits) return;
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * p.heads + blockIdx.y) * p.max_splits;
   const int32_t dim = p.kv.head_dim;
   const int at = static_cast<int>(threadIdx.x);
@@ -46,13 +49,14 @@ __global__ void merge_splits_kernel(const __grid_constant__ AttentionParams p) {
   row_of<bf16>(p.out, row)[static_cast<int64_t>(blockIdx.y) * dim + at] = from_float<bf16>(result);
 }
 
-/* One block a split, then the merge; or, with many rows, one block a row. */
+/* One block a split, then the merge of what no cluster has merged; or, with many rows, one block a row. */
 glm_status decode(glm_device* device, AttentionParams& p, RowChoice choice, int units) {
   p.choice = choice;
   p.units = units;
+  p.merged_splits = units <= kClusterRows ? kClusterSplits : 1;
   const bool split = units <= kMaxSplitRows;
   const glm_status status = attention_mma(device, p, split);
-  if (status != GLM_OK || !split || p.max_splits == 1) return status;
+  if (status != GLM_OK || !split || p.max_splits <= p.merged_splits) return status;
   const Grid grid{dim3(static_cast<unsigned>(units), static_cast<unsigned>(p.heads)), p.kv.head_dim};
   return launch(device, "paged_attention (merge)", grid, merge_splits_kernel, p);
 }
@@ -68,11 +72,14 @@ glm_status run_on_tensor_cores(glm_device* device, const glm_paged_attention_arg
   p.partial_sums = reinterpret_cast<float*>(device->workspace);
   p.partial_weights = reinterpret_cast<float2*>(p.partial_sums + num_partials(args) * args.kv.head_dim);
   const int seqs = p.step.num_seqs;
-  if (args.rows == seqs || !device->has_wgmma || p.kv.dtype != GLM_BF16) {
+  p.settled = args.rows == seqs && device->settled_launches == device->launches;
+  if (args.rows == seqs || !device->has_wgmma) {
     return decode(device, p, RowChoice::kAll, args.rows);
   }
-  if (const glm_status made = make_map(device, "keys", p.kv.k, p.kv, &p.k_map); made != GLM_OK) return made;
-  if (const glm_status made = make_map(device, "values", p.kv.v, p.kv, &p.v_map); made != GLM_OK) return made;
+  if (p.kv.dtype == GLM_BF16) {
+    if (const glm_status made = make_map(device, "keys", p.kv.k, p.kv, &p.k_map); made != GLM_OK) return made;
+    if (const glm_status made = make_map(device, "values", p.kv.v, p.kv, &p.v_map); made != GLM_OK) return made;
+  }
   const glm_status status = attention_prefill(device, p);
   if (status != GLM_OK || seqs == 1) return status;
   return decode(device, p, RowChoice::kAlone, seqs);

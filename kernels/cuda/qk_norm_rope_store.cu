@@ -151,7 +151,8 @@ glm_status qk_norm_rope_store(glm_device* device, const glm_qk_norm_rope_store_a
   const int heads = args->heads + 2 * args->kv.kv_heads;
   const Grid grid{dim3(static_cast<unsigned>(args->rows), blocks_for(heads, kHeadsPerBlock)), kHeadsPerBlock * kWarp,
                   sizeof(float) * kHeadsPerBlock * args->kv.head_dim};
-  return with_act(args->qkv.dtype, [&](auto act) {
+  const bool settled = device->last_turn.launches == device->launches && !device->last_turn.ends_beside;
+  const glm_status status = with_act(args->qkv.dtype, [&](auto act) {
     return with_kv(args->kv.dtype, [&](auto kv) {
       using Act = typename decltype(act)::type;
       using Kv = typename decltype(kv)::type;
@@ -162,6 +163,8 @@ glm_status qk_norm_rope_store(glm_device* device, const glm_qk_norm_rope_store_a
       return with(std::integral_constant<int, kMostEach>{});
     });
   });
+  device->settled_launches = settled ? device->launches : 0;
+  return status;
 }
 
 }  // namespace glm::cuda
