@@ -8,9 +8,15 @@
 
 #include "glm/kernels.h"
 
-#ifdef GLM_FUTHARK_GPU
+#if defined(GLM_FUTHARK_CUDA)
 #include <cuda.h>
 typedef CUdeviceptr glm_raw_memory;
+#elif defined(GLM_FUTHARK_OPENCL)
+#define CL_TARGET_OPENCL_VERSION 120
+#include <CL/cl.h>
+typedef cl_mem glm_raw_memory;
+#elif defined(GLM_FUTHARK_HIP)
+typedef void* glm_raw_memory;
 #else
 typedef unsigned char* glm_raw_memory;
 #endif
@@ -28,10 +34,37 @@ struct futhark_context;
 /* The device's context, made ready for the calling thread. */
 struct futhark_context* glm_context(glm_device* device);
 
-/* The caller's memory as Futhark takes it: nothing is copied, and Futhark never frees it. */
-static inline glm_raw_memory glm_memory(const void* data) {
-  return (glm_raw_memory)(uintptr_t)data;
+/* The caller's memory as Futhark takes it, and never frees it. Zero: no memory. */
+#ifdef GLM_FUTHARK_OPENCL
+typedef struct glm_span {
+  glm_raw_memory memory;
+  const void* data;
+  size_t bytes;
+  bool written;
+  bool copied; /* it begins where no sub-buffer can */
+} glm_span;
+
+glm_status glm_span_open(glm_device* device, const char* entry, const char* array, const void* data, int64_t bytes,
+                         bool written, glm_span* span);
+/* The status of the copy back, if there is one, else `status`. */
+glm_status glm_span_close(glm_device* device, glm_span* span, glm_status status);
+#else
+typedef struct glm_span {
+  glm_raw_memory memory;
+} glm_span;
+
+static inline glm_status glm_span_open(glm_device* device, const char* entry, const char* array, const void* data,
+                                       int64_t bytes, bool written, glm_span* span) {
+  (void)device, (void)entry, (void)array, (void)bytes, (void)written;
+  span->memory = (glm_raw_memory)(uintptr_t)data;
+  return GLM_OK;
 }
+
+static inline glm_status glm_span_close(glm_device* device, glm_span* span, glm_status status) {
+  (void)device, (void)span;
+  return status;
+}
+#endif
 
 /* Status of a call that returned `failed`, its text kept as the device's last error. */
 glm_status glm_entry_status(glm_device* device, int failed, const char* entry);

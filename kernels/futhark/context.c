@@ -1,13 +1,13 @@
 /* Compiled with the program that Futhark wrote, since two things are not in its header: which worker a thread of the
- * CPU is, and the GPU's driver context. */
+ * CPU is, and the context or queue of the GPU's driver. */
 #include "context.h"
 
 #include "glm_program.c"
 
 #include <stdio.h>
 
-#ifdef GLM_FUTHARK_GPU
 /* Futhark ends the process if the GPU cannot be had, so that is found out first. */
+#if defined(GLM_FUTHARK_CUDA)
 static int cannot_start(int32_t ordinal, char* error, size_t error_size) {
   int count = 0;
   CUresult result = cuInit(0);
@@ -20,6 +20,43 @@ static int cannot_start(int32_t ordinal, char* error, size_t error_size) {
   }
   if (ordinal >= 0 && ordinal < count) return 0;
   snprintf(error, error_size, "ordinal is %d; this machine has %d GPUs", ordinal, count);
+  return 1;
+}
+#elif defined(GLM_FUTHARK_HIP)
+static int cannot_start(int32_t ordinal, char* error, size_t error_size) {
+  int count = 0;
+  const hipError_t result = hipGetDeviceCount(&count);
+  if (result != hipSuccess) {
+    snprintf(error, error_size, "the HIP driver does not start: %s", hipGetErrorString(result));
+    return 1;
+  }
+  if (ordinal >= 0 && ordinal < count) return 0;
+  snprintf(error, error_size, "ordinal is %d; this machine has %d GPUs", ordinal, count);
+  return 1;
+}
+#elif defined(GLM_FUTHARK_OPENCL)
+/* Devices of all platforms, in the order in which Futhark counts them. */
+static int cannot_start(int32_t ordinal, char* error, size_t error_size) {
+  enum { kMost = 64 };
+  cl_platform_id platforms[kMost];
+  cl_uint num_platforms = 0;
+  cl_device_id devices[kMost];
+  cl_uint count = 0;
+  if (clGetPlatformIDs(kMost, platforms, &num_platforms) != CL_SUCCESS) num_platforms = 0;
+  for (cl_uint i = 0; i < num_platforms && i < kMost && count < kMost; ++i) {
+    cl_uint found = 0;
+    const cl_uint room = kMost - count;
+    if (clGetDeviceIDs(platforms[i], CL_DEVICE_TYPE_ALL, room, devices + count, &found) != CL_SUCCESS) continue;
+    count += found < room ? found : room;
+  }
+  if (ordinal < 0 || (cl_uint)ordinal >= count) {
+    snprintf(error, error_size, "ordinal is %d; this machine has %u OpenCL devices: `clinfo -l`", ordinal, count);
+    return 1;
+  }
+  cl_uint doubles = 0;
+  clGetDeviceInfo(devices[ordinal], CL_DEVICE_PREFERRED_VECTOR_WIDTH_DOUBLE, sizeof(doubles), &doubles, NULL);
+  if (!f64_required || doubles > 0) return 0;
+  snprintf(error, error_size, "OpenCL device %d has no double precision, which sampling needs", ordinal);
   return 1;
 }
 #else
@@ -75,8 +112,10 @@ void glm_context_close(struct futhark_context* context) {
 }
 
 void glm_context_enter(struct futhark_context* context) {
-#ifdef GLM_FUTHARK_MULTICORE
+#if defined(GLM_FUTHARK_MULTICORE)
   worker_local = &context->scheduler.workers[0];
+#elif defined(GLM_FUTHARK_HIP)
+  (void)hipSetDevice(context->dev_id);
 #else
   (void)context;
 #endif
@@ -91,8 +130,10 @@ char* glm_context_error(struct futhark_context* context) {
 }
 
 void* glm_context_driver(struct futhark_context* context) {
-#ifdef GLM_FUTHARK_GPU
+#if defined(GLM_FUTHARK_CUDA)
   return context->cu_ctx;
+#elif defined(GLM_FUTHARK_OPENCL)
+  return context->queue;
 #else
   (void)context;
   return NULL;

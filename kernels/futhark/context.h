@@ -20,7 +20,7 @@ void glm_context_enter(struct futhark_context* context);
 int glm_context_sync(struct futhark_context* context);
 /* Text of the context's last error, to be freed; NULL: none. */
 char* glm_context_error(struct futhark_context* context);
-/* The context of the driver (CUcontext) that the memory lies in; NULL on the host. */
+/* Of the driver, what the memory is reached through: a CUcontext, or OpenCL's queue; otherwise NULL. */
 void* glm_context_driver(struct futhark_context* context);
 
 #ifdef __cplusplus

@@ -5,11 +5,17 @@
 
 #include "binding.h"
 #include "context.h"
+#ifdef GLM_FUTHARK_OPENCL
+#include "buffers.h"
+#endif
 
 struct glm_device {
   futhark_context* context;
   std::string description;
   std::string error;
+#ifdef GLM_FUTHARK_OPENCL
+  glm::fut::Buffers buffers{};
+#endif
 };
 
 namespace glm::fut {
@@ -34,7 +40,7 @@ glm_status event_record(glm_device* device, glm_event* event);
 glm_status event_wait(glm_device* device, glm_event* event);
 glm_status event_elapsed(glm_device* device, glm_event* from, glm_event* to, uint64_t* nanoseconds);
 
-/* memory_host.cpp or memory_cuda.cpp. */
+/* memory_host.cpp, memory_cuda.cpp, memory_hip.cpp or memory_opencl.cpp. */
 extern const uint32_t kTableFlags;
 glm_status memory_info(glm_device* device, size_t* free_bytes, size_t* total_bytes);
 glm_status memory_alloc(glm_device* device, size_t bytes, void** out);

@@ -20,6 +20,18 @@ const void* span(const std::vector<const void*>& starts, size_t size, int64_t* a
   return base;
 }
 
+/* Futhark has them as one array, and an OpenCL array lies in one buffer. */
+glm_status in_one_memory([[maybe_unused]] glm_device* device, [[maybe_unused]] const std::vector<const void*>& starts) {
+#ifdef GLM_FUTHARK_OPENCL
+  const auto buffer = [&](const void* start) { return device->buffers.find(start).buffer; };
+  const auto elsewhere = [&](const void* start) { return buffer(start) != buffer(starts[0]); };
+  if (std::any_of(starts.begin(), starts.end(), elsewhere)) {
+    return glm_unsupported(device, "experts", "matrices or scales of one layer in several allocations");
+  }
+#endif
+  return GLM_OK;
+}
+
 }  // namespace
 
 glm_status glm_experts_open(glm_device* device, const glm_expert_weights* weights, glm_experts* out) {
@@ -37,6 +49,9 @@ glm_status glm_experts_open(glm_device* device, const glm_expert_weights* weight
     data[i] = experts[i].data;
     scale[i] = experts[i].scale;
   }
+  status = in_one_memory(device, data);
+  if (status == GLM_OK && scale[0] != nullptr) status = in_one_memory(device, scale);
+  if (status != GLM_OK) return status;
   out->stride = experts[0].stride;
   out->scale_stride = experts[0].scale_stride;
   out->base = span(data, element_size(weights->format), out->at);

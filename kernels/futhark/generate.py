@@ -93,17 +93,33 @@ def program(entries: list[Entry], out: Path, only: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def kept(variant: Variant, a: Argument, sizes: dict[str, str]) -> list[str]:
+def kept(variant: Variant, a: Argument) -> list[str]:
     """What the entry returns for an array is the caller's, or, where it is whole, a new one that is copied there."""
-    count = " * ".join(f"(int64_t)({sizes.get(dim, dim)})" for dim in a.dims)
     raw = f"futhark_values_raw_{a.array}(context, {a.name}_after)"
     if a.whole:
-        action = f"glm_keep(device, glm_memory({a.value}), {raw}, {count} * {BYTES[a.type]})"
+        action = f"glm_keep(device, {a.name}_span.memory, {raw}, {a.name}_bytes)"
     else:
         action = f'glm_not_in_place(device, "{variant.name}", "{a.name}")'
     return [
-        f"  if (status == GLM_OK && {count} > 0 && {raw} != glm_memory({a.value}))",
+        f"  if (status == GLM_OK && {a.name}_bytes > 0 && {raw} != {a.name}_span.memory)",
         f"    status = {action};",
+    ]
+
+
+def made_array(variant: Variant, a: Argument, sizes: dict[str, str]) -> list[str]:
+    """The caller's memory as a Futhark array; NULL if it cannot be had."""
+    dims = [f"(int64_t)({sizes.get(dim, dim)})" for dim in a.dims]
+    declared = f"  struct futhark_{a.array}* {a.name} = status != GLM_OK ? NULL :"
+    if a.on_host:
+        return [f"{declared} futhark_new_{a.array}(context, {a.value}, {', '.join(dims)});"]
+    where = f"{a.value}, {a.name}_bytes, {str(a.in_place).lower()}"
+    opened = f'glm_span_open(device, "{variant.name}", "{a.name}", {where}, &{a.name}_span)'
+    made = f"futhark_new_raw_{a.array}(context, {a.name}_span.memory, {', '.join(dims)})"
+    return [
+        f"  const int64_t {a.name}_bytes = {' * '.join(dims)} * {BYTES[a.type]};",
+        f"  glm_span {a.name}_span = {{0}};",
+        f"  if (status == GLM_OK) status = {opened};",
+        f"{declared} {made};",
     ]
 
 
@@ -119,30 +135,32 @@ def call(entry: Entry, variant: Variant, op: str) -> str:
     ]
     for experts in entry.get("experts", []):
         lines += [
-            f"  glm_experts {experts}_weights;",
-            f"  status = glm_experts_open(device, &a->{experts}, &{experts}_weights);",
-            "  if (status != GLM_OK) return status;",
+            f"  glm_experts {experts}_weights = {{0}};",
+            f"  if (status == GLM_OK) status = glm_experts_open(device, &a->{experts}, &{experts}_weights);",
         ]
     for a in arrays:
-        dims = ", ".join(f"(int64_t)({sizes.get(dim, dim)})" for dim in a.dims)
-        made = f"{a.array}(context, {a.value}" if a.on_host else f"raw_{a.array}(context, glm_memory({a.value})"
-        lines.append(f"  struct futhark_{a.array}* {a.name} = futhark_new_{made}, {dims});")
+        lines += made_array(variant, a, sizes)
     results = [a for a in arrays if a.in_place]
     lines += [f"  struct futhark_{a.array}* {a.name}_after = NULL;" for a in results]
     outputs = "".join(f"&{a.name}_after, " for a in results)
     values = ", ".join(a.name if a.dims else f"({SCALARS[a.type]})({a.value})" for a in variant.arguments)
     made = " && ".join(f"{a.name} != NULL" for a in arrays)
     lines += [
-        f"  int failed = !({made});",
-        f"  if (!failed) failed = futhark_entry_{variant.name}(context, {outputs}{values});",
-        f'  status = glm_entry_status(device, failed, "{variant.name}");',
+        "  if (status == GLM_OK) {",
+        f"    int failed = !({made});",
+        f"    if (!failed) failed = futhark_entry_{variant.name}(context, {outputs}{values});",
+        f'    status = glm_entry_status(device, failed, "{variant.name}");',
+        "  }",
     ]
     for a in results:
         lines += [
-            *kept(variant, a, sizes),
+            *kept(variant, a),
             f"  if ({a.name}_after != NULL) futhark_free_{a.array}(context, {a.name}_after);",
         ]
-    lines += [f"  if ({a.name} != NULL) futhark_free_{a.array}(context, {a.name});" for a in arrays]
+    for a in arrays:
+        lines.append(f"  if ({a.name} != NULL) futhark_free_{a.array}(context, {a.name});")
+        if not a.on_host:
+            lines.append(f"  status = glm_span_close(device, &{a.name}_span, status);")
     lines += [f"  glm_experts_close(&{experts}_weights);" for experts in entry.get("experts", [])]
     return "\n".join([*lines, "  return status;", "}"])
 

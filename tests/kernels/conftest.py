@@ -13,6 +13,8 @@ NEEDS = {
     "cuda": "a GPU and `make cuda`",
     "futhark": "`make futhark`",
     "futhark_cuda": "a GPU and `make futhark FUTHARK_BACKEND=cuda`",
+    "futhark_hip": "a GPU and `make futhark FUTHARK_BACKEND=hip`",
+    "futhark_opencl": "`make futhark FUTHARK_BACKEND=opencl`",
 }
 VARIANTS = [pytest.param(name, marks=[pytest.mark.gpu] if name.endswith("cuda") else []) for name in TABLE_VARIANTS]
 
