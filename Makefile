@@ -42,7 +42,7 @@ cuda: build/cuda-toolkit.stamp
 	LIBRARY_PATH="$(CUDA_TOOLKIT)/lib:$$LIBRARY_PATH" cmake --build build/cuda
 	cmake --install build/cuda --prefix engine_worker/lib
 
-# The portable kernel table, by Futhark: for the CPU, or FUTHARK_BACKEND=cuda. Futhark is on PATH, or `make toolchains` fetches it.
+# The portable kernel table, by Futhark: for the CPU, or FUTHARK_BACKEND=cuda, hip or opencl. Futhark is on PATH, or `make toolchains` fetches it.
 FUTHARK_BACKEND ?= multicore
 futhark: build/venv.stamp
 	cmake -S kernels/futhark -B build/futhark-$(FUTHARK_BACKEND) -G Ninja -DGLM_FUTHARK_BACKEND=$(FUTHARK_BACKEND)

@@ -10,12 +10,15 @@ from engine_worker.runtime.abi import Library, kernel_table_path
 DeviceSetting = Literal["auto", "cpu", "cuda"]
 KernelsSetting = Literal["native", "futhark"]
 
-# Of each setting, the tables of the CPU and of the GPU, and what builds each.
-_TABLES = {"native": {"cpu": "cpu", "cuda": "cuda"}, "futhark": {"cpu": "futhark", "cuda": "futhark_cuda"}}
+# Of each setting, the table of the CPU and those of GPUs, CUDA's first: `auto` tries them in this order.
+_ON_CPU = {"native": "cpu", "futhark": "futhark"}
+_ON_GPU = {"native": ("cuda",), "futhark": ("futhark_cuda", "futhark_hip", "futhark_opencl")}
 _REMEDIES = {
     "cuda": "make cuda",
     "futhark": "make futhark",
     "futhark_cuda": "make futhark FUTHARK_BACKEND=cuda",
+    "futhark_hip": "make futhark FUTHARK_BACKEND=hip",
+    "futhark_opencl": "make futhark FUTHARK_BACKEND=opencl",
 }
 
 
@@ -26,25 +29,35 @@ class DeviceChoice(NamedTuple):
 
 def on_gpu(table: str) -> bool:
     """Whether each rank of the table has a GPU to itself, and memory that is not the host's."""
-    return table in ("cuda", "futhark_cuda")
+    return any(table in tables for tables in _ON_GPU.values())
 
 
 def choose_device(setting: DeviceSetting, gpu: int, kernels: KernelsSetting = "native") -> DeviceChoice:
     """What `setting` means on this machine with these kernels; auto: GPU `gpu` if it answers, else the CPU.
 
+    Of several tables for GPUs, auto takes the first that is built and that a GPU answers.
     Raises UnsupportedError, DeviceError or InvalidRequestError if what is asked for cannot be had, naming the library,
     driver, GPU or architecture that is missing.
     """
-    tables = _TABLES[kernels]
     if setting == "cpu":
-        return DeviceChoice(_built(tables["cpu"]), "asked for")
-    try:
-        Library().probe(kernel_table_path(_built(tables["cuda"])), gpu)
-    except WorkerError as error:
-        if setting == "cuda":
-            raise
-        return DeviceChoice(_built(tables["cpu"]), str(error))
-    return DeviceChoice(tables["cuda"], "asked for" if setting == "cuda" else f"GPU {gpu} answers")
+        return DeviceChoice(_built(_ON_CPU[kernels]), "asked for")
+    tables = _ON_GPU[kernels]
+    if setting == "cuda":
+        _probe(tables[0], gpu)
+        return DeviceChoice(tables[0], "asked for")
+    errors = []
+    for table in [table for table in tables if kernel_table_path(table).exists()] or tables[:1]:
+        try:
+            _probe(table, gpu)
+        except WorkerError as error:
+            errors.append(str(error))
+        else:
+            return DeviceChoice(table, f"GPU {gpu} answers")
+    return DeviceChoice(_built(_ON_CPU[kernels]), "; ".join(errors))
+
+
+def _probe(table: str, gpu: int) -> None:
+    Library().probe(kernel_table_path(_built(table)), gpu)
 
 
 def _built(table: str) -> str:

@@ -19,6 +19,8 @@ class Kernels(StrEnum):
     CUDA = "cuda"
     FUTHARK = "futhark"
     FUTHARK_CUDA = "futhark_cuda"
+    FUTHARK_HIP = "futhark_hip"
+    FUTHARK_OPENCL = "futhark_opencl"
 
 
 def parity(

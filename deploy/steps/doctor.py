@@ -34,7 +34,10 @@ def examine(gpu: int = 0) -> list[Finding]:
         _table("cpu", "", lambda path: None, required=True),
         _table("cuda", "GPUs need it: `make cuda`", lambda path: _probe(path, gpu)),
         _table("futhark", "the portable kernels need it: `make futhark`", lambda path: None),
-        _table("futhark_cuda", "`make futhark FUTHARK_BACKEND=cuda`", lambda path: _probe(path, gpu)),
+        *(
+            _table(f"futhark_{backend}", f"`make futhark FUTHARK_BACKEND={backend}`", lambda path: _probe(path, gpu))
+            for backend in ("cuda", "hip", "opencl")
+        ),
         _shared_object("CUDA driver", "libcuda.so.1", "install the GPU's driver, 580 or newer"),
         _shared_object("NCCL", "libnccl.so.2", "several GPUs need it: install libnccl2, or nvidia-nccl-cu13 with pip"),
         _tool("nvcc", "`make cuda` uses NVIDIA's packages instead"),

@@ -1,3 +1,4 @@
+#define __HIP_PLATFORM_AMD__
 #include <hip/hip_runtime_api.h>
 
 #include "device.h"

@@ -164,8 +164,8 @@ glm_status glm_span_close(glm_device* device, glm_span* span, glm_status status)
   if (!span->copied || span->memory == nullptr) return status;
   if (span->written && status == GLM_OK) {
     const Buffers::Place place = device->buffers.find(span->data);
-    const cl_int error = clEnqueueCopyBuffer(queue_of(device), span->memory, place.buffer, 0, place.offset,
-                                             span->bytes, 0, nullptr, nullptr);
+    const cl_int error = clEnqueueCopyBuffer(queue_of(device), span->memory, place.buffer, 0, place.offset, span->bytes,
+                                             0, nullptr, nullptr);
     status = status_of(device, error, "clEnqueueCopyBuffer");
   }
   clReleaseMemObject(span->memory);

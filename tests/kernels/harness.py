@@ -49,7 +49,10 @@ TABLES = {
     "cuda": ("GLM_KERNELS_CUDA", ROOT / "engine_worker" / "lib" / "libglm_kernels_cuda.so"),
     "futhark": ("GLM_KERNELS_FUTHARK", ROOT / "engine_worker" / "lib" / "libglm_kernels_futhark.so"),
     "futhark_cuda": ("GLM_KERNELS_FUTHARK_CUDA", ROOT / "engine_worker" / "lib" / "libglm_kernels_futhark_cuda.so"),
-    "futhark_opencl": ("GLM_KERNELS_FUTHARK_OPENCL", ROOT / "engine_worker" / "lib" / "libglm_kernels_futhark_opencl.so"),
+    "futhark_opencl": (
+        "GLM_KERNELS_FUTHARK_OPENCL",
+        ROOT / "engine_worker" / "lib" / "libglm_kernels_futhark_opencl.so",
+    ),
     "futhark_hip": ("GLM_KERNELS_FUTHARK_HIP", ROOT / "engine_worker" / "lib" / "libglm_kernels_futhark_hip.so"),
 }
 

@@ -71,6 +71,29 @@ def test_futhark_has_a_table_of_each_device(prober: type[Prober], table: Path) -
     assert [(path.name, gpu) for path, gpu in prober.asked] == [("libglm_kernels_futhark_cuda.so", 1)]
 
 
+def test_futhark_takes_the_first_gpu_table_that_answers(prober: type[Prober], table: Path) -> None:
+    for name in ("futhark", "futhark_opencl"):
+        table.with_name(f"libglm_kernels_{name}.so").touch()
+    assert choose_device("auto", 0, "futhark") == ("futhark_opencl", "GPU 0 answers")
+    with pytest.raises(UnsupportedError, match=r"futhark_cuda.so is missing"):
+        choose_device("cuda", 0, "futhark")
+    table.with_name("libglm_kernels_futhark_hip.so").touch()
+    assert choose_device("auto", 0, "futhark").table == "futhark_hip"
+    assert [path.name.removeprefix("libglm_kernels_") for path, _ in prober.asked] == [
+        "futhark_opencl.so",
+        "futhark_hip.so",
+    ]
+
+
+def test_futhark_on_the_cpu_says_why_no_gpu_answers(
+    prober: type[Prober], table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("futhark", "futhark_hip", "futhark_opencl"):
+        table.with_name(f"libglm_kernels_{name}.so").touch()
+    monkeypatch.setattr(prober, "error", UnsupportedError("no device"))
+    assert choose_device("auto", 0, "futhark") == ("futhark", "no device; no device")
+
+
 @pytest.mark.usefixtures("prober")
 def test_a_missing_table(table: Path) -> None:
     table.unlink()
