@@ -8,15 +8,19 @@ import "sampling"
 import "token_order"
 
 -- | Ids of the tokens: -1 where every token is -inf.
-local def tokens [s] [w] [cols] (first: i64) (asked: [s](sampling [w])) (position: [s]i32) (forced: [s]i32) (keys: [s][cols]u32)
-                 : *[s]i32 =
+local def tokens [s] [w] [cols] (any_draw: bool)
+                                (first: i64)
+                                (asked: [s](sampling [w]))
+                                (position: [s]i32)
+                                (draws: [s]bool)
+                                (forced: [s]i32)
+                                (keys: [s][cols]u32) : *[s]i32 =
   #[unsafe]
   let best =
     tabulate s (\sample -> best_rank (tabulate cols (\c -> rank keys[sample, c] (first + c))))
   let best_key = map (\token -> key_of (value_of_rank token)) best
-  let draws = map2 (\a id -> is_noisy a && id < 0) asked forced
   let drawn =
-    if or draws
+    if any_draw
     then let cut = if any cuts asked then cut_of first asked keys best_key else replicate s u64.highest
          in draw first asked position keys cut
     else replicate s 0i32
@@ -56,14 +60,18 @@ def sample [slots] [words] [t] [s] [m] [mw] [sl] [vocab] [top]
   let allowed (sample: i64) (id: i64) =
     let mask = i64.i32 sample_masks[sample]
     in mask < 0 || (masks[mask, id / 32] >> u32.i64 (id % 32)) & 1 != 0
-  let keys =
-    changed_keys first cols asked sampled (\sample id -> counts[slot[sample], id]) allowed logits
-  let token = tokens first asked position forced keys
+  let draws = map2 (\a id -> is_noisy a && id < 0) asked forced
+  -- One reduction: where a kernel makes two, their flags of the last block share a word without a barrier in between.
+  let needs = reduce (|) 0u8 (map2 (\a draw -> u8.bool draw | (u8.bool (changes_logits a) << 1)) asked draws)
+  let count (sample: i64) (id: i64) = counts[slot[sample], id]
+  let keys = changed_keys (needs & 2 != 0) first cols asked sampled count allowed logits
+  let token = tokens (needs & 1 != 0) first asked position draws forced keys
   -- Log-probabilities, for the samples that report them.
   let wanted = map2 (\a id -> if id < 0 then -1 else i64.i32 a.num_logprobs) asked token
-  let most = i64.max 0 (reduce i64.max (-1) wanted)
+  let most_wanted = reduce i64.max (-1) wanted
+  let most = i64.max 0 most_wanted
   let (normalizer, best) =
-    if any (>= 0) wanted
+    if most_wanted >= 0
     then let raw = tabulate s (\sample -> tabulate cols (\c -> key_of logits[sample, c]))
          in (log_normalizers raw, best_tokens first most raw)
     else (replicate s 0, replicate most (replicate s 0))

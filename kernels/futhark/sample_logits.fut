@@ -36,8 +36,11 @@ local def mask_stops [s] [w] [cols] (first: i64) (asked: [s](sampling [w])) (sam
   let n = s * max_stop_ids
   in scatter_2d values (tabulate n place) (replicate n (-f32.inf))
 
--- | The keys of the changed logits. `allowed` sample id: in the sample's mask.
-def changed_keys [s] [w] [sl] (first: i64)
+def changes_logits [w] (asked: sampling [w]) : bool = asked.num_bias > 0 || asked.min_tokens > 0
+
+-- | The keys of the changed logits. `allowed` sample id: in the sample's mask; `any_change`: of biases or stops.
+def changed_keys [s] [w] [sl] (any_change: bool)
+                              (first: i64)
                               (cols: i64)
                               (asked: [s](sampling [w]))
                               (sampled: [s]i32)
@@ -52,8 +55,7 @@ def changed_keys [s] [w] [sl] (first: i64)
   let penalise (sample: i64) (c: i64) =
     let a = asked[sample]
     in if has_penalty a then penalised a (count sample (first + c)) logits[sample, c] else logits[sample, c]
-  let changes (a: sampling [w]) = a.num_bias > 0 || a.min_tokens > 0
-  in if any changes asked
+  in if any_change
      then let values = add_bias first asked (tabulate s (\sample -> tabulate cols (penalise sample)))
           let values = mask_stops first asked sampled values
           in tabulate s (\sample -> tabulate cols (\c -> finish sample c values[sample, c]))
