@@ -40,6 +40,10 @@ PARIS = "The capital of France is"
 PROMPTS = [PARIS, "Once upon a time", "Water boils at a temperature of", "def fibonacci(n):", "Roses are red,"]
 SAMPLINGS = [{}, {"temperature": 0.9, "top_p": 0.9, "seed": 7}, {"temperature": 0.8, "top_k": 40, "seed": 3}]
 LONG = {"max_tokens": 3000, "ignore_eos": True}
+TABLES = {
+    "futhark": ["--device", "cpu", "--kernels", "futhark"],
+    "futhark_cuda": ["--device", "cuda", "--kernels", "futhark"],
+}
 LAYOUTS = {
     "one": ["--tp", "1"],
     "two": ["--tp", "2", "--ep", "2"],
@@ -54,7 +58,7 @@ def worker_args(layout: str) -> list[str]:
     """A worker's flags; skips where there are too few GPUs."""
     if (ranks := int(LAYOUTS[layout][1])) > most_ranks():
         pytest.skip(f"{ranks} ranks need a GPU each, this machine has {most_ranks()}")
-    return ["--device", TABLE, *LAYOUTS[layout]]
+    return [*TABLES.get(TABLE, ["--device", TABLE]), *LAYOUTS[layout]]
 
 
 def model_of(layout: str) -> Path:
