@@ -41,11 +41,15 @@ class HostMemory:
 
 
 class DeviceMemory:
-    """Blocks of the memory of a table's device, kept for reuse by size: allocating on a GPU waits for it."""
+    """Blocks of the memory of a table's device, kept for reuse by size: allocating on a GPU waits for it.
 
-    def __init__(self, kernels: abi.Kernels, device: ctypes.c_void_p) -> None:
-        self._kernels, self._device = kernels, device
+    With `chunk` bytes, blocks are parts of allocations of that size: OpenCL has a layer's experts in one of them.
+    """
+
+    def __init__(self, kernels: abi.Kernels, device: ctypes.c_void_p, chunk: int = 0) -> None:
+        self._kernels, self._device, self._chunk = kernels, device, chunk
         self._free: defaultdict[int, list[int]] = defaultdict(list)
+        self._part, self._rest = 0, 0  # what is left of the newest chunk
 
     def _call(self, name: str, *arguments: Any) -> None:
         status = getattr(self._kernels, name)(self._device, *arguments)
@@ -58,18 +62,25 @@ class DeviceMemory:
 
     def place(self, image: Bytes) -> int:
         free = self._free[self._block_size(image.size)]
-        if free:
-            address = free.pop()
-        else:
-            block = ctypes.c_void_p()
-            size = ctypes.c_size_t(self._block_size(image.size))
-            self._call("memory_alloc", size, ctypes.byref(block))
-            assert block.value is not None
-            address = block.value
+        address = free.pop() if free else self._take(self._block_size(image.size))
         source, size = ctypes.c_void_p(image.ctypes.data), ctypes.c_size_t(image.size)
         self._call("copy_in", ctypes.c_void_p(address), source, size)
         self.wait()
         return address
+
+    def _take(self, size: int) -> int:
+        if size > self._chunk:
+            return self._allocate(size)
+        if size > self._rest:
+            self._part, self._rest = self._allocate(self._chunk), self._chunk
+        address, self._part, self._rest = self._part, self._part + size, self._rest - size
+        return address
+
+    def _allocate(self, size: int) -> int:
+        block = ctypes.c_void_p()
+        self._call("memory_alloc", ctypes.c_size_t(size), ctypes.byref(block))
+        assert block.value is not None
+        return block.value
 
     def fetch(self, address: int, image: Bytes) -> None:
         to, size = ctypes.c_void_p(image.ctypes.data), ctypes.c_size_t(image.size)

@@ -57,6 +57,7 @@ TABLES = {
 }
 
 _GUARD = 64
+_CHUNK = 16 << 20
 _GUARD_BYTE = 0xA5
 
 
@@ -170,7 +171,8 @@ class Device:
         if status != abi.Status.OK:
             raise RuntimeError(f"{table.name}: {abi.Status(status).name}: {error.value.decode()}")
         # Where this device's buffers must lie.
-        self.memory: Memory = HostMemory() if table.on_host else DeviceMemory(table.kernels, self._handle)
+        chunk = _CHUNK if table.name == "futhark_opencl" else 0
+        self.memory: Memory = HostMemory() if table.on_host else DeviceMemory(table.kernels, self._handle, chunk)
 
     def close(self) -> None:
         self.table.kernels.device_close(self._handle)
