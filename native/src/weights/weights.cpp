@@ -65,9 +65,11 @@ struct Room {
 // Of a float tensor's elements, as f32.
 struct Reading {
   Tensor tensor;
-  Range rows;
-  Range cols;
+  int64_t rows;
+  int64_t cols;
   int64_t stride;
+  int64_t first;  // element
+  int64_t span;   // to the last element
   Filler::Array<float> target;
 };
 
@@ -206,31 +208,36 @@ class Loader {
   // Read once all have been named, so that a disk may bring the many small tensors at once.
   const float* read_f32(const Tensor& tensor, const std::string& owner, Range rows, Range cols, int64_t stride) {
     if (tensor.dtype == GLM_FP8_E4M3) mismatch(tensor, owner, "f32, bf16 or f16");
+    const int64_t first = rows.begin * stride + cols.begin;
+    const int64_t span = (rows.end - 1) * stride + cols.end - first;
     if (tensor.file != nullptr) {
-      const int64_t element = static_cast<int64_t>(element_bytes(tensor.dtype));
-      const int64_t last = (rows.end - 1) * stride + cols.end;
-      const int64_t first = rows.begin * stride + cols.begin;
-      tensor.file->announce(tensor.data + first * element, static_cast<size_t>((last - first) * element));
+      tensor.file->announce(tensor.data + byte_offset(tensor, first), byte_offset(tensor, span));
     }
     const auto target = filler_.allocate<float>("tensor " + tensor.name, {rows.size(), cols.size()});
-    readings_.push_back({tensor, rows, cols, stride, target});
+    readings_.push_back({tensor, rows.size(), cols.size(), stride, first, span, target});
     return target.out;
+  }
+
+  static size_t byte_offset(const Tensor& tensor, int64_t elements) {
+    return static_cast<size_t>(elements) * element_bytes(tensor.dtype);
   }
 
   void read(const Reading& reading) {
     const Tensor& tensor = reading.tensor;
-    const int64_t element = static_cast<int64_t>(element_bytes(tensor.dtype));
-    const int64_t count = reading.cols.size();
     const Synthetic values(tensor.synthetic, GLM_F32);
+    if (tensor.file != nullptr) {
+      bytes_.resize(byte_offset(tensor, reading.span));
+      tensor.file->read(tensor.data + byte_offset(tensor, reading.first), bytes_.size(), bytes_.data());
+    }
     float* out = reading.target.image;
-    for (int64_t row = 0; row < reading.rows.size(); ++row, out += count) {
-      const int64_t first = (reading.rows.begin + row) * reading.stride + reading.cols.begin;
-      if (tensor.data == nullptr) {
-        values.write(first, count, reinterpret_cast<std::byte*>(out));
+    for (int64_t row = 0; row < reading.rows; ++row, out += reading.cols) {
+      const int64_t at = row * reading.stride;
+      if (tensor.file == nullptr) {
+        values.write(reading.first + at, reading.cols, reinterpret_cast<std::byte*>(out));
       } else {
-        convert_to_f32(tensor.data + first * element, tensor.dtype, count, out);
+        convert_to_f32(bytes_.data() + byte_offset(tensor, at), tensor.dtype, reading.cols, out);
       }
-      check_finite(tensor, out, count, first);
+      check_finite(tensor, out, reading.cols, reading.first + at);
     }
     filler_.send(reading.target);
   }
@@ -249,6 +256,7 @@ class Loader {
   Filler& filler_;
   Weights weights_;
   std::vector<Reading> readings_;
+  std::vector<std::byte> bytes_;  // of the tensor that is read
   // Tensor, first element, rows and bytes of a row -> place.
   std::map<std::tuple<std::string, int64_t, int64_t, int64_t>, const std::byte*> placed_;
 };
