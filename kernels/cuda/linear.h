@@ -48,8 +48,9 @@ extern template glm_status linear_on_wgmma<Operand::kFp8Channel>(glm_device*, co
 extern template glm_status linear_on_wgmma<Operand::kFp8Block>(glm_device*, const glm_linear_args&);
 
 /* On wgmma with the tiles of prefill, for the same bits. is_wide: it can, and it pays. */
-bool is_wide(const glm_linear_args& args);
+bool is_wide(const glm_device* device, const glm_linear_args& args);
 glm_status linear_wide(glm_device* device, const glm_linear_args& args);
+glm_status linear_wide_split(glm_device* device, const glm_linear_args& args);
 
 /* In f32 arithmetic: every other pair of dtypes. */
 glm_status linear_scalar(glm_device* device, const glm_linear_args& args);

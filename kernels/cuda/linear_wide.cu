@@ -203,17 +203,51 @@ glm_status launch_wide(glm_device* device, const glm_linear_args& args) {
 
 }  // namespace
 
-bool is_wide(const glm_linear_args& args) {
-  constexpr int kWideFrom = 256; /* rows */
-  return args.rows >= kWideFrom && args.format == GLM_W_FP8_CHANNEL && is_aligned(args, 1);
+namespace {
+
+struct LinearBlocks {
+  int64_t decode; /* of decode's tiles */
+  int64_t split;  /* of linear_wide_split */
+  int64_t tiles;  /* of kWideChannels */
+  int split_of_k;
+};
+
+LinearBlocks blocks_of(const glm_linear_args& args) {
+  int channels = 0;
+  LinearBlocks blocks = {};
+  for (int i = 0; i < args.num_parts; ++i) {
+    channels += args.parts[i].rows;
+    blocks.decode += blocks_for(args.parts[i].rows, kWgmmaChannels);
+    blocks.tiles += blocks_for(args.parts[i].rows, kWideChannels);
+  }
+  constexpr int kDecodeTokens = 64;
+  blocks.split_of_k = split_of<Operand::kFp8Channel>(channels, args.x.cols);
+  blocks.decode *= int64_t{blocks.split_of_k} * blocks_for(args.rows, kDecodeTokens);
+  blocks.split = blocks.tiles * blocks.split_of_k * blocks_for(args.rows, kChunkTokens);
+  return blocks;
+}
+
+}  // namespace
+
+/* Decode's tiles are the fastest way as long as all of them run at once, two blocks a multiprocessor. */
+bool is_wide(const glm_device* device, const glm_linear_args& args) {
+  constexpr int kWideFrom = 96; /* rows */
+  return args.rows >= kWideFrom && args.format == GLM_W_FP8_CHANNEL && is_aligned(args, 1) &&
+         blocks_of(args).decode > 2 * device->sm_count;
 }
 
 glm_status linear_wide(glm_device* device, const glm_linear_args& args) {
-  int channels = 0;
-  for (int i = 0; i < args.num_parts; ++i) channels += args.parts[i].rows;
-  /* The sums of segments take the registers of a second chunk. */
-  return split_of<Operand::kFp8Channel>(channels, args.x.cols) > 1 ? launch_wide<true, 1>(device, args)
-                                                                   : launch_wide<false, 2>(device, args);
+  const LinearBlocks blocks = blocks_of(args);
+  if (blocks.split_of_k > 1) {
+    if (blocks.split <= device->sm_count) return linear_wide_split(device, args);
+    return launch_wide<true, 1>(device, args); /* the sums of segments take the registers of a second chunk */
+  }
+  /* Chunks that the last block to end multiplies. */
+  const auto chunks_in_turn = [&](int chunks) {
+    return blocks_for(blocks.tiles * blocks_for(args.rows, chunks * kChunkTokens), device->sm_count) * chunks;
+  };
+  return chunks_in_turn(1) < chunks_in_turn(2) ? launch_wide<false, 1>(device, args)
+                                               : launch_wide<false, 2>(device, args);
 }
 
 }  // namespace glm::cuda

@@ -12,26 +12,6 @@ namespace {
 
 constexpr int kThreads = 1024;
 
-/* How many of the block's `flag`s stand before this thread's, and how many there are. */
-struct Rank {
-  int before;
-  int total;
-};
-
-__device__ Rank rank_in_block(bool flag, int* warp_counts) {
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const unsigned votes = __ballot_sync(0xffffffffu, flag);
-  if (threadIdx.x % kWarp == 0) warp_counts[warp] = __popc(votes);
-  __syncthreads();
-  Rank rank{__popc(votes & ((1u << threadIdx.x % kWarp) - 1)), 0};
-  for (int i = 0; i < kThreads / kWarp; ++i) {
-    rank.before += i < warp ? warp_counts[i] : 0;
-    rank.total += warp_counts[i];
-  }
-  __syncthreads();
-  return rank;
-}
-
 /* Whose assignments count as load. */
 struct Loads {
   uint64_t* counts; /* [count], or NULL */
@@ -76,37 +56,84 @@ __global__ void __launch_bounds__(kThreads)
   if (load > 0) atomicAdd(reinterpret_cast<unsigned long long*>(loads.counts) + expert, load); /* nobody waits for it */
 }
 
-/* One block an expert, and one more for the end: it counts the assignments of the experts before it, then lists its own. */
-__global__ void __launch_bounds__(kThreads)
-    moe_group_kernel(glm_tensor ids, int32_t top_k, int32_t assignments, int32_t first, int32_t count, int32_t* offsets,
-                     int32_t* order, Loads loads) {
-  __shared__ int counts[kThreads / kWarp];
+struct GroupParams {
+  glm_tensor ids;
+  int32_t top_k;
+  int32_t assignments;
+  int32_t first;
+  int32_t count;
+  int32_t* offsets;
+  int32_t* order;
+  Loads loads;
+};
+
+/* Calls f(assignment, its local expert) for each of a warp's assignments [begin, end), 32 of them at a time, in every lane; past the end
+ * the expert is negative. */
+template <typename F>
+__device__ __forceinline__ void for_each_assignment(const GroupParams& p, int32_t begin, int32_t end, F&& f) {
+  constexpr int kAtOnce = 8; /* reads on their way */
+  const bool is_dense = p.ids.stride == p.top_k;
+  const auto* dense = static_cast<const int32_t*>(p.ids.data);
+  const auto lane = static_cast<int32_t>(threadIdx.x) % kWarp;
+  for (int32_t base = begin; base < end; base += kAtOnce * kWarp) {
+    int32_t experts[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int32_t a = base + i * kWarp + lane;
+      experts[i] = -1;
+      if (a < end) experts[i] = (is_dense ? dense[a] : row_of<int32_t>(p.ids, a / p.top_k)[a % p.top_k]) - p.first;
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) f(base + i * kWarp + lane, experts[i]);
+  }
+}
+
+/* A block an expert, and one more for the end. Each warp counts a span of assignments, its own expert's and those of the experts before,
+ * and then lists its own. */
+__global__ void __launch_bounds__(kThreads) moe_group_kernel(const __grid_constant__ GroupParams p) {
+  constexpr int kWarps = kThreads / kWarp;
+  __shared__ int earlier[kWarps];
+  __shared__ int own[kWarps];
+  __shared__ int counted[kWarps];
   begin_turn(false);
   const int32_t expert = static_cast<int32_t>(blockIdx.x);
-  const auto local_expert = [&](int32_t a) { return row_of<int32_t>(ids, a / top_k)[a % top_k] - first; };
-  int earlier = 0;
-  for (int32_t a = static_cast<int32_t>(threadIdx.x); a < assignments; a += kThreads) {
-    const int32_t e = local_expert(a);
-    earlier += e >= 0 && e < expert ? 1 : 0;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int32_t span = (p.assignments + kThreads - 1) / kThreads * kWarp;
+  const int32_t begin = min(warp * span, p.assignments);
+  const int32_t end = min(begin + span, p.assignments);
+  int before = 0;
+  int matches = 0;
+  for_each_assignment(p, begin, end, [&](int32_t, int32_t id) {
+    before += id >= 0 && id < expert ? 1 : 0;
+    matches += id == expert ? 1 : 0;
+  });
+  before = __reduce_add_sync(0xffffffffu, before);
+  matches = __reduce_add_sync(0xffffffffu, matches);
+  if (lane == 0) {
+    earlier[warp] = before;
+    own[warp] = matches;
   }
-  earlier = __reduce_add_sync(0xffffffffu, earlier);
-  if (threadIdx.x % kWarp == 0) counts[threadIdx.x / kWarp] = earlier;
   __syncthreads();
-  int at = 0;
-  for (int i = 0; i < kThreads / kWarp; ++i) at += counts[i];
-  __syncthreads();
-  if (threadIdx.x == 0) offsets[expert] = at;
-  if (expert == count) return;
+  int at = __reduce_add_sync(0xffffffffu, earlier[lane]);
+  if (threadIdx.x == 0) p.offsets[expert] = at;
+  if (expert == p.count) return;
+  at += __reduce_add_sync(0xffffffffu, lane < warp ? own[lane] : 0);
   int load = 0;
-  for (int32_t base = 0; base < assignments; base += kThreads) {
-    const int32_t a = base + static_cast<int32_t>(threadIdx.x);
-    const bool own = a < assignments && local_expert(a) == expert;
-    const Rank rank = rank_in_block(own, counts);
-    if (own) order[at + rank.before] = a;
-    if (loads.counts != nullptr) load += __syncthreads_count(own && loads.row_slots[a / top_k] != loads.spare_slot);
-    at += rank.total;
-  }
-  if (loads.counts != nullptr && threadIdx.x == 0) loads.counts[expert] += load;
+  for_each_assignment(p, begin, end, [&](int32_t a, int32_t id) {
+    const bool is_own = id == expert;
+    const unsigned votes = __ballot_sync(0xffffffffu, is_own);
+    if (is_own) p.order[at + __popc(votes & ((1u << lane) - 1))] = a;
+    at += __popc(votes);
+    if (is_own && p.loads.counts != nullptr) load += p.loads.row_slots[a / p.top_k] != p.loads.spare_slot ? 1 : 0;
+  });
+  if (p.loads.counts == nullptr) return;
+  load = __reduce_add_sync(0xffffffffu, load);
+  if (lane == 0) counted[warp] = load;
+  __syncthreads();
+  if (warp != 0) return;
+  load = __reduce_add_sync(0xffffffffu, counted[lane]);
+  if (lane == 0) p.loads.counts[expert] += load;
 }
 
 }  // namespace
@@ -124,8 +151,12 @@ glm_status moe_group(glm_device* device, const glm_moe_group_args* args) {
   const Grid grid{dim3(static_cast<unsigned>(args->count + 1)), std::min(kThreads, whole_warps)};
   const Loads loads{args->loads, args->loads == nullptr ? nullptr : args->step->row_slots, args->spare_slot};
   device->last_grouping = {args->ids, args->offsets, args->order, args->rows, args->first, device->launches + 1};
-  return launch(device, "moe_group", grid, assignments <= kThreads ? moe_group_once_kernel : moe_group_kernel,
-                args->ids, args->top_k, assignments, args->first, args->count, args->offsets, args->order, loads);
+  if (assignments <= kThreads) {
+    return launch(device, "moe_group", grid, moe_group_once_kernel, args->ids, args->top_k, assignments, args->first,
+                  args->count, args->offsets, args->order, loads);
+  }
+  const GroupParams p{args->ids, args->top_k, assignments, args->first, args->count, args->offsets, args->order, loads};
+  return launch(device, "moe_group", grid, moe_group_kernel, p);
 }
 
 }  // namespace glm::cuda

@@ -3,7 +3,9 @@
 #include "beside.h"
 #include "dot.cuh"
 #include "launch.h"
+#include "moe_route_key.cuh"
 #include "moe_route_logits.cuh"
+#include "moe_route_wide.h"
 #include "ops.h"
 
 namespace glm::cuda {
@@ -43,16 +45,9 @@ struct SelectParams {
 constexpr int kSelectThreads = 1024;
 constexpr int kSelectSplit = 4; /* threads that find an expert's rank */
 constexpr int kFewSelections = 256;
-constexpr uint32_t kTaken = 0; /* the key of an expert that cannot be chosen, below all others */
 
 __host__ __device__ constexpr int padded_experts(int experts) {
   return (experts + 3) / 4 * 4;
-}
-
-/* Larger values have larger keys; none is 0. */
-__device__ __forceinline__ uint32_t ascending_key(float x) {
-  const uint32_t bits = __float_as_uint(x + 0.0f);
-  return (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
 }
 
 /* Index of the largest of n values that are not NaN, ties to the lower; for one warp. It is taken: it becomes NaN. */
@@ -169,6 +164,7 @@ __global__ void __launch_bounds__(kSelectThreads) route_select_kernel(const __gr
 glm_status compute_logits(glm_device* device, const glm_moe_route_args& args, bool beside, float* logits) {
   return with_weight(args.format, [&](auto weight) {
     using W = typename decltype(weight)::type;
+    if (are_route_logits_wide(args)) return route_logits_wide<W>(device, args, beside, logits);
     if (args.x.dtype == GLM_BF16) return route_logits<W>(device, args, beside, logits);
     const Grid grid{dim3(blocks_for(args.experts, kDotWarps), blocks_for(args.rows, kDotTokens)), kDotWarps * kWarp};
     return launch(device, "moe_route (logits)", grid, route_logits_kernel<float, W>, args.x, args.weight, args.rows,
@@ -191,6 +187,7 @@ glm_status moe_route(glm_device* device, const glm_moe_route_args* args) {
   const Turn turn(device, touched);
   const glm_status status = compute_logits(device, *args, turn.beside(), logits);
   if (status != GLM_OK) return status;
+  if (is_route_select_wide(*args)) return route_select_wide(device, *args, logits);
   const SelectParams p{logits,          args->bias,  args->experts, args->top_k,   args->groups, args->topk_groups,
                        args->normalize, args->scale, args->ids,     args->weights, args->places};
   /* Many rows share the multiprocessors: there as many threads as experts have least to do. */

@@ -60,12 +60,8 @@ struct RouteWeights {
 /* Adds a step to the warp's sums, kTiles times eight tokens. A token's sum is made in the same order
  * for every kTiles. */
 template <typename W, int kTiles>
-__device__ __forceinline__ void route_step(RouteWeights w, const bf16* const tokens[kTiles], int k, int n,
-                                           float sums[kTiles][4]) {
+__device__ __forceinline__ void multiply_route_step(RouteWeights w, const uint2 b[kTiles], float sums[kTiles][4]) {
   constexpr int kPieces = std::is_same_v<W, bf16> ? 1 : 3;
-  uint2 b[kTiles];
-#pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) b[tile] = load_route_tokens(tokens[tile], k, n);
 #pragma unroll
   for (int piece = 0; piece < kPieces; ++piece) {
     uint32_t a[4];
@@ -76,6 +72,15 @@ __device__ __forceinline__ void route_step(RouteWeights w, const bf16* const tok
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) mma_16x8x16<bf16>(sums[tile], a, b[tile].x, b[tile].y);
   }
+}
+
+template <typename W, int kTiles>
+__device__ __forceinline__ void route_step(const RouteWeights& w, const bf16* const tokens[kTiles], int k, int n,
+                                           float sums[kTiles][4]) {
+  uint2 b[kTiles];
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) b[tile] = load_route_tokens(tokens[tile], k, n);
+  multiply_route_step<W, kTiles>(w, b, sums);
 }
 
 /* The warp's sums over its share of K, from `k` on. Weights are no operation's output: the first kAhead steps' are read

@@ -128,8 +128,10 @@ __device__ __forceinline__ void multiply_chunk(float* sums, const uint8_t* weigh
 /* Likewise for `count` tokens, as narrow as they allow. */
 __device__ __forceinline__ void multiply_ragged_chunk(float* sums, const uint8_t* weights, const uint8_t* tokens,
                                                       int count) {
-  if (count > kChunkTokens / 2) {
+  if (count > kChunkTokens * 3 / 4) {
     multiply_chunk<kChunkTokens>(sums, weights, tokens);
+  } else if (count > kChunkTokens / 2) {
+    multiply_chunk<kChunkTokens * 3 / 4>(sums, weights, tokens);
   } else if (count > kChunkTokens / 4) {
     multiply_chunk<kChunkTokens / 2>(sums, weights, tokens);
   } else if (count > 0) {

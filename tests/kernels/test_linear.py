@@ -133,3 +133,18 @@ def test_nan_and_infinity_in_x_reach_their_own_row_only(device: Device, rng: np.
         spoiled = run(device, x, [weights], F32)
         assert np.isnan(spoiled[1]).all()
         assert_bits_equal(np.delete(spoiled, 1, 0), np.delete(clean, 1, 0))
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name.lower())
+@pytest.mark.parametrize("rows", [330, 700])
+def test_parts_of_many_rows_keep_the_bits_of_few(
+    device: Device, rng: np.random.Generator, fmt: Format, rows: int
+) -> None:
+    x = random_activations(rng, fmt, rows, 1024, BF16)
+    sizes = [1544, 120, 128]
+    parts = [random_weights(rng, fmt, n, 1024) for n in sizes]
+    biases: list[Array | None] = [rng.standard_normal(n).astype(np.float32) for n in sizes]
+    whole = run(device, x, parts, BF16, biases)
+    assert_close(whole, expected(x, parts, biases), tolerance(BF16) + 1e-5)
+    for begin, end in [(0, 1), (5, 60), (300, rows)]:
+        assert_bits_equal(run(device, x.rows(slice(begin, end)), parts, BF16, biases), whole[begin:end])

@@ -57,13 +57,14 @@ class Packed:
 # ---- moe_group ----
 
 
-@pytest.mark.parametrize("rows", [0, 1, 2, 3, 17, 64, 65])
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 17, 64, 65, 257, 3000])
+@pytest.mark.parametrize("stride", [4, 6])
 @pytest.mark.parametrize("first,count", [(0, 16), (4, 8), (15, 1), (20, 5)])
 def test_group_lists_local_assignments_in_order(
-    device: Device, rng: np.random.Generator, rows: int, first: int, count: int
+    device: Device, rng: np.random.Generator, rows: int, stride: int, first: int, count: int
 ) -> None:
     ids = random_ids(rng, rows, 16, 4)
-    bound = tensor(ids, 6)
+    bound = tensor(ids, stride)
     offsets, order = Buffer(poison((count + 1,), I32)), Buffer(poison((rows * 4,), I32))
     device.run(abi.Op.MOE_GROUP, abi.MoeGroupArgs(rows, bound.struct, 4, first, count, offsets.pointer, order.pointer))
     if rows == 0:

@@ -149,3 +149,20 @@ def test_route_bits_do_not_depend_on_the_batch(
         part_ids, part_weights = route.run(other_device, x[begin:end])
         assert_bits_equal(part_ids, ids[begin:end])
         assert_bits_equal(part_weights, weights[begin:end])
+
+
+@pytest.mark.parametrize(
+    "rows,experts,cols,groups", [(300, 160, 5120, 1), (600, 176, 2064, 1), (1100, 40, 1000, 4), (1500, 160, 1040, 1)]
+)
+@pytest.mark.parametrize("fmt", [Format.F32, Format.BF16], ids=["w_f32", "w_bf16"])
+def test_route_of_many_rows_keeps_the_bits_of_few(
+    device: Device, rng: np.random.Generator, fmt: Format, rows: int, experts: int, cols: int, groups: int
+) -> None:
+    bias = (rng.standard_normal(experts) * 0.1).astype(np.float32)
+    route = Route(random_weights(rng, fmt, experts, cols, gap=4), bias, 8, groups, groups)
+    x = rng.standard_normal((rows, cols)).astype(BF16)
+    ids, weights = route.run(device, x)
+    for begin in (0, 31, 64, rows // 2, rows - 40):
+        few_ids, few_weights = route.run(device, x[begin : begin + 40])
+        assert_bits_equal(few_ids, ids[begin : begin + 40])
+        assert_bits_equal(few_weights, weights[begin : begin + 40])
