@@ -13,6 +13,8 @@ from engine_worker.profile.steps import StepTime, time_steps
 from engine_worker.runtime.abi import Engine, Library, kernel_table_path
 
 _STEPS = 10
+# Futhark's table exports no reader, and runs on the same card.
+_READERS = {"futhark_cuda": "cuda"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,8 @@ def profile_step(
 
     Raises WorkerError: the machine, its memory or the checkpoint do not allow it.
     """
-    bytes_per_s = Library().read_bandwidth(kernel_table_path(table), device_ordinal, num_threads)
+    reader = _READERS.get(table, table)
+    bytes_per_s = Library().read_bandwidth(kernel_table_path(reader), device_ordinal, num_threads)
 
     def floor(cost: OpCost) -> float:
         memory_s = cost.total_bytes / bytes_per_s
