@@ -55,7 +55,9 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ 
   const int total = in.offsets[p.layer.first.count];
   const int64_t columns = in.x.cols;
   for (int i = block; i < total; i += static_cast<int>(gridDim.x)) {
-    const uint8_t* from = static_cast<const uint8_t*>(in.x.data) + x_row(in, in.order[i]) * in.x.stride;
+    const int32_t assignment = in.order[i];
+    if (threadIdx.x == 0) p.packed.outputs[i] = product_row<bf16>(p.layer.y, p.layer.ranks, in.top_k, assignment);
+    const uint8_t* from = static_cast<const uint8_t*>(in.x.data) + x_row(in, assignment) * in.x.stride;
     for (int at = static_cast<int>(threadIdx.x) * 16; at < columns; at += kThreads * 16) {
       *reinterpret_cast<uint4*>(p.packed.x + i * columns + at) = *reinterpret_cast<const uint4*>(from + at);
     }
@@ -75,7 +77,8 @@ bool is_packed(const ExpertInputs& in, glm_weight_format format, glm_dtype act, 
 }
 
 size_t packed_bytes(int64_t assignments, int64_t columns, int count) {
-  return 2 * kAlignment + rounded(static_cast<size_t>(assignments * columns)) +
+  return 2 * kAlignment + rounded(static_cast<size_t>(assignments) * sizeof(bf16*)) +
+         rounded(static_cast<size_t>(assignments * columns)) +
          rounded(2 * static_cast<size_t>(count) * sizeof(CUtensorMap));
 }
 
@@ -84,7 +87,8 @@ PackedExperts packed_experts(std::byte* workspace, int64_t assignments, int64_t 
   std::byte* at = workspace + (rounded(start) - start);
   PackedExperts packed;
   packed.usable = reinterpret_cast<int32_t*>(at);
-  packed.x = reinterpret_cast<uint8_t*>(at + kAlignment);
+  packed.outputs = reinterpret_cast<bf16**>(at + kAlignment);
+  packed.x = reinterpret_cast<uint8_t*>(at + kAlignment + rounded(static_cast<size_t>(assignments) * sizeof(bf16*)));
   packed.maps = reinterpret_cast<CUtensorMap*>(packed.x + rounded(static_cast<size_t>(assignments * columns)));
   return packed;
 }

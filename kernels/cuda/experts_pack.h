@@ -11,6 +11,7 @@ namespace glm::cuda {
 struct PackedExperts {
   CUtensorMap* maps; /* [count][2]: gate and up, or down and nothing */
   int32_t* usable;   /* 1 if the weights of every expert are aligned to 16 bytes, as tensor copies need */
+  bf16** outputs;    /* [rows * top_k]: where those of the i-th assignment of the order go */
   uint8_t* x;        /* [rows * top_k][columns]: FP8 row i is that of the i-th assignment of the order */
 };
 

@@ -88,23 +88,21 @@ __device__ __forceinline__ void load_staged(const Pipe& pipe, int chunk, int tok
 
 /* By the storing warps: the staged chunks of a tile. */
 template <ExpertLayer kLayer>
-__device__ __forceinline__ void store_tile(const ExpertParams& p, const ExpertTile& tile, const Pipe& pipe) {
+__device__ __forceinline__ void store_tile(const WideExpertParams& p, const ExpertTile& tile, const Pipe& pipe) {
   constexpr int kPacks = kTileChannels<kLayer> / kPack;
   for (int chunk = 0; chunk < chunks_of(tile); ++chunk) {
     wait_for_staged(chunk);
     const int first = chunk * kChunkTokens;
     const int last = min(kChunkTokens, tile.count - first);
-    with_output_rows<kLayer>(p, [&](auto&& row) {
-      for (int i = static_cast<int>(threadIdx.x) % kWarpgroup - kWarp; i < last * kPacks; i += kStoreThreads) {
-        const int token = i / kPacks;
-        const int channel = tile.channel + i % kPacks * kPack;
-        const int channels = min(kPack, p.first.rows - channel);
-        if (channels <= 0) continue;
-        float values[kPack];
-        load_staged<kLayer>(pipe, chunk, token, i % kPacks, values);
-        store_pack(row(p.in.order[tile.first + first + token]) + channel, 0, channels, values);
-      }
-    });
+    for (int i = static_cast<int>(threadIdx.x) % kWarpgroup - kWarp; i < last * kPacks; i += kStoreThreads) {
+      const int token = i / kPacks;
+      const int channel = tile.channel + i % kPacks * kPack;
+      const int channels = min(kPack, p.layer.first.rows - channel);
+      if (channels <= 0) continue;
+      float values[kPack];
+      load_staged<kLayer>(pipe, chunk, token, i % kPacks, values);
+      store_pack(p.packed.outputs[tile.first + first + token] + channel, 0, channels, values);
+    }
     give_room(chunk);
   }
 }
@@ -162,7 +160,7 @@ __global__ void __launch_bounds__(kWideThreads, 1) expert_wide_kernel(const __gr
     }
     if (role == WideRole::kStore) {
       for (int chunk = 0; chunk < kChunks; ++chunk) give_room(chunk);
-      for_each_tile([&](const ExpertTile& tile) { store_tile<kLayer>(p.layer, tile, pipe); });
+      for_each_tile([&](const ExpertTile& tile) { store_tile<kLayer>(p, tile, pipe); });
     }
   }
   cluster_sync(); /* no block leaves while the other still arrives at its barriers */

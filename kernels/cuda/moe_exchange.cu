@@ -56,6 +56,13 @@ __global__ void __launch_bounds__(kMeetThreads)
   });
 }
 
+/* When it ends every rank's stream has come this far. */
+__global__ void __launch_bounds__(kMaxPeers) arrive_kernel(const __grid_constant__ Peers peers) {
+  wait_for_predecessor();
+  arrive(peers);
+  release_successor(); /* as in the next */
+}
+
 __global__ void __launch_bounds__(kMaxPeers)
     meet_products_kernel(const __grid_constant__ Peers peers, uint64_t own, uint64_t* tensors) {
   __shared__ uint64_t all[1][kMaxPeers];
@@ -86,9 +93,9 @@ struct CombineParams {
 
 constexpr int kProducts = 4; /* that a thread has asked for at once */
 
-/* Columns [first, first + 8) of a row; `products` are the ranks'. */
-template <typename Act>
-__device__ __forceinline__ void combine(const CombineParams& p, const uint64_t* products, int64_t row, int32_t first) {
+/* Columns [first, first + 8) of a row; products(expert): the tensor that has its products. */
+template <typename Act, typename Products>
+__device__ __forceinline__ void combine(const CombineParams& p, Products&& products, int64_t row, int32_t first) {
   const int32_t* ids = row_of<int32_t>(p.ids, row);
   const float* weights = row_of<float>(p.weights, row);
   float sum[kPack] = {};
@@ -98,7 +105,7 @@ __device__ __forceinline__ void combine(const CombineParams& p, const uint64_t* 
 #pragma unroll
     for (int32_t j = 0; j < kProducts; ++j) {
       if (begin + j >= p.top_k) continue;
-      const auto* tensor = reinterpret_cast<const Act*>(products[ids[begin + j] / p.count]);
+      const auto* tensor = reinterpret_cast<const Act*>(products(ids[begin + j]));
       load_pack(tensor + (row * p.top_k + begin + j) * p.products.stride, first, p.out.cols, terms[j]);
     }
 #pragma unroll
@@ -115,15 +122,39 @@ template <typename Act>
 __global__ void __launch_bounds__(kMeetThreads)
     combine_kernel(const __grid_constant__ Meeting<1> meeting, const __grid_constant__ CombineParams p) {
   begin_kernel();
-  if (meeting.brought) {
-    if (blockIdx.x == 0 && threadIdx.x == 0 && meeting.peers.num_ranks > 1) count_exchange(meeting.peers);
-  } else if (!arrive(meeting.peers)) {
-    return;
-  }
+  if (blockIdx.x == 0 && threadIdx.x == 0 && meeting.peers.num_ranks > 1) count_exchange(meeting.peers);
   const RowRange own = own_rows(p.rows, meeting.peers.rank, meeting.peers.num_ranks);
   const int64_t packs = (p.out.cols + kPack - 1) / kPack;
+  const auto products = [&](int32_t expert) { return meeting.tensors[0][expert / p.count]; };
   for_each_item((own.end - own.begin) * packs, [&](int64_t item) {
-    combine<Act>(p, meeting.tensors[0], own.begin + item / packs, static_cast<int32_t>(item % packs) * kPack);
+    combine<Act>(p, products, own.begin + item / packs, static_cast<int32_t>(item % packs) * kPack);
+  });
+}
+
+constexpr int kOwnThreads = 128;
+
+/* Of products that all are here. Block (x, y): own row, columns. */
+template <typename Act>
+__global__ void __launch_bounds__(kOwnThreads)
+    combine_own_kernel(const __grid_constant__ CombineParams p, int64_t first_row) {
+  begin_kernel();
+  const int32_t first = static_cast<int32_t>(blockIdx.y * kOwnThreads + threadIdx.x) * kPack;
+  if (first >= p.out.cols) return;
+  const auto products = [&](int32_t) { return reinterpret_cast<uint64_t>(p.products.data); };
+  combine<Act>(p, products, first_row + blockIdx.x, first);
+}
+
+/* Of products that moe_down_each has sent. */
+glm_status combine_sent(glm_device* device, const CombineParams& p) {
+  if (const glm_status status = check_group(device); status != GLM_OK) return status;
+  const glm_status arrived = launch(device, "moe_combine (arrive)", {dim3(1), kMaxPeers}, arrive_kernel, device->peers);
+  if (arrived != GLM_OK) return arrived;
+  const RowRange own = own_rows(p.rows, device->peers.rank, device->peers.num_ranks);
+  const auto rows = static_cast<unsigned>(own.end - own.begin);
+  const Grid grid{dim3(rows, blocks_for(p.out.cols, kOwnThreads * kPack)), kOwnThreads};
+  return with_act(p.out.dtype, [&](auto act) {
+    using Act = typename decltype(act)::type;
+    return launch(device, "moe_combine", grid, combine_own_kernel<Act>, p, own.begin);
   });
 }
 
@@ -162,12 +193,12 @@ size_t moe_combine_workspace(const glm_device* device, const glm_moe_combine_arg
 
 glm_status moe_combine(glm_device* device, const glm_moe_combine_args* args) {
   if (args->rows == 0) return GLM_OK;
+  const CombineParams p{args->rows,    args->top_k,    args->count, args->ids,
+                        args->weights, args->products, args->base,  args->out};
+  if (sends_products(device)) return combine_sent(device, p);
   Meeting<1> meeting;
   const glm_status status = arrange(device, {{args->products, args->top_k}}, args->rows, Brings::kOwn, &meeting);
   if (status != GLM_OK) return status;
-  if (sends_products(device)) std::fill_n(meeting.tensors[0], kMaxPeers, meeting.own[0]);
-  const CombineParams p{args->rows,    args->top_k,    args->count, args->ids,
-                        args->weights, args->products, args->base,  args->out};
   const int64_t packs = blocks_for(args->out.cols, kPack);
   const Grid grid = meet_grid(most_own_rows(args->rows, device->peers.num_ranks) * packs);
   return with_act(args->out.dtype, [&](auto act) {
