@@ -79,6 +79,7 @@ def test_gpus_without_peer_access_give_the_same_bits(
 
 
 def capture(device: Device, calls: Sequence[tuple[abi.Op, ctypes.Structure]]) -> ctypes.c_void_p:
+    """Not while another rank runs: on a shared GPU, making a graph waits for a kernel that waits for this rank."""
     graph = ctypes.c_void_p()
     assert device.table.kernels.graph_begin(device.handle) == abi.Status.OK
     for op, args in calls:
@@ -90,18 +91,22 @@ def capture(device: Device, calls: Sequence[tuple[abi.Op, ctypes.Structure]]) ->
 def replay(group: Group, path: int, shape: tuple[int, int]) -> list[Array]:
     """What x is after 5 replays of a graph of 3 sums of it."""
 
-    def run(_: int, device: Device) -> Array:
+    def make(_: int, device: Device) -> tuple[BoundTensor, ctypes.c_void_p]:
         x = tensor(np.ones(shape, np.float32))
-        graph = capture(device, [(abi.Op.ALL_REDUCE, reduce_args(x))] * 3)
+        return x, capture(device, [(abi.Op.ALL_REDUCE, reduce_args(x))] * 3)
+
+    def run(rank: int, device: Device) -> Array:
+        x, graph = made[rank]
         for _ in range(5):
             assert device.table.kernels.graph_launch(device.handle, graph) == abi.Status.OK
-        found = x.read()
-        device.table.kernels.graph_free(device.handle, graph)
-        return found
+        return x.read()
 
-    device = group.devices[0]
-    device.table.library.glm_cuda_set_reduce_path(path)
-    return group.each(run)
+    group.devices[0].table.library.glm_cuda_set_reduce_path(path)
+    made = group.each(make)
+    found = group.each(run)
+    for device, (_, graph) in zip(group.devices, made, strict=True):
+        device.table.kernels.graph_free(device.handle, graph)
+    return found
 
 
 @pytest.mark.parametrize("path", [ONE_SHOT, TWO_SHOTS, IN_PLACE], ids=["one shot", "two shots", "in place"])
@@ -115,7 +120,7 @@ def test_graphs_of_sums_are_replayed(cuda: Table, path: int) -> None:
 def test_graphs_of_the_exchange_of_tokens_are_replayed(cuda: Table, rows: int) -> None:
     """By all four operations y becomes the sum of both ranks' x, each time anew."""
 
-    def run(rank: int, device: Device) -> list[Array]:
+    def make(rank: int, device: Device) -> tuple[list[BoundTensor], ctypes.c_void_p]:
         ids = tensor(np.array([[row % 2] for row in range(rows)], np.int32))
         weights = tensor(np.ones((rows, 1), np.float32))
         x, y = (tensor(np.zeros((rows, 640), np.float32)) for _ in range(2))
@@ -129,6 +134,10 @@ def test_graphs_of_the_exchange_of_tokens_are_replayed(cuda: Table, rows: int) -
                 (abi.Op.ALL_GATHER, abi.AllGatherArgs(rows, y.struct)),
             ],
         )
+        return [x, y, ids, weights], graph
+
+    def run(rank: int, device: Device) -> list[Array]:
+        (x, y, *_), graph = made[rank]
         found = []
         for value in (1, 2, 3):
             own = np.full((rows, 640), 10 * value + rank, np.float32)
@@ -136,13 +145,15 @@ def test_graphs_of_the_exchange_of_tokens_are_replayed(cuda: Table, rows: int) -
             assert kernels.copy_in(device.handle, x.buffer.pointer, own.ctypes.data, own.nbytes) == abi.Status.OK
             assert kernels.graph_launch(device.handle, graph) == abi.Status.OK
             found.append(y.read())
-        device.table.kernels.graph_free(device.handle, graph)
         return found
 
     with open_group(cuda, 2) as group:
+        made = group.each(make)
         for found in group.each(run):
             for value, y in zip((1, 2, 3), found, strict=True):
                 assert (y == 20 * value + 1).all()
+        for device, (_, graph) in zip(group.devices, made, strict=True):
+            device.table.kernels.graph_free(device.handle, graph)
 
 
 @pytest.mark.parametrize("rows", [1, 6, 64])
