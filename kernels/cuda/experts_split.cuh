@@ -19,15 +19,10 @@ constexpr int kSplitTokens = 4;
 constexpr int kSplitWidth = 8; /* tokens of a multiply */
 constexpr int kRankRows = kWgmmaChannels / kExpertSplit;
 constexpr int kStepSums = kSplitTokens * kRankRows;
-constexpr int kMaxSplitSteps = 40; /* two blocks fit on a multiprocessor */
+constexpr int kSplitGroups = kRankRows / 2; /* channels that a block finishes: a row of gate and one of up each */
+constexpr int kMaxSplitSteps = 40;          /* two blocks fit on a multiprocessor */
 
 using SplitPipe = WgmmaPipe<kSplitWidth>;
-
-/* What the blocks of a cluster send to this one. */
-struct SplitSums {
-  float* sums; /* [steps][kSplitTokens][kRankRows] */
-  uint64_t* full;
-};
 
 __host__ __device__ constexpr size_t split_sums_bytes(int steps) {
   return sizeof(float) * steps * kStepSums;
@@ -40,15 +35,16 @@ __device__ __forceinline__ StepRange own_steps(StepRange all) {
   return {first, min(first + each, all.last)};
 }
 
-/* By the multiplying warps: each sends the sums of its rows to the block that finishes them. */
+/* By the multiplying warps: each sends the sums of its rows to the block that finishes them, into its
+ * sums[steps][kSplitTokens][kRankRows]. */
 template <Operand kOperand>
-__device__ __forceinline__ void multiply_split(const ExpertParams& p, const SplitPipe& pipe, const BlockScales& scales,
-                                               const SplitSums& out, StepRange steps, SplitPipe::Place& at) {
+__device__ __forceinline__ void multiply_split(const SplitPipe& pipe, const BlockScales& scales, float* sums,
+                                               StepRange steps, SplitPipe::Place& at) {
   const uint32_t rank = threadIdx.x / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int group = lane / 4;
   const int token = lane % 4 * 2;
-  const uint32_t to = cluster_address(out.sums + token * kRankRows + group, rank);
+  const uint32_t to = cluster_address(sums + token * kRankRows + group, rank);
   for (int step = steps.first; step < steps.last; ++step, at.advance()) {
     float part[4];
     start_stage<kOperand, kSplitWidth>(part, pipe, at);
@@ -64,26 +60,26 @@ __device__ __forceinline__ void multiply_split(const ExpertParams& p, const Spli
     }
   }
   __syncwarp();
-  if (lane == 0) barrier_arrive_cluster(out.full, rank);
 }
 
-/* By the first warp: adds up this block's rows of the tile, and stores its channels. */
+/* The channel of the tile that a thread of the first warp finishes. */
+__device__ __forceinline__ int split_channel(const ExpertTile& tile) {
+  return tile.channel + static_cast<int>(cluster_rank()) * kSplitGroups + static_cast<int>(threadIdx.x) % kSplitGroups;
+}
+
+/* By the first warp, once all blocks have sent their sums: adds up this block's rows of the tile, and stores its channels. */
 template <Operand kOperand>
-__device__ __forceinline__ void finish_split(const ExpertParams& p, const ExpertPair& weights, const ExpertTile& tile,
-                                             const ExpertTables<kSplitWidth>& tables, const SplitSums& in) {
-  constexpr int kGroups = 8;
-  const int token = static_cast<int>(threadIdx.x) / kGroups;
-  const int group = static_cast<int>(threadIdx.x) % kGroups;
-  const int channel = tile.channel + static_cast<int>(cluster_rank()) * kGroups + group;
-  const RowScales rows = find_row_scales<ExpertLayer::kGateUp, kOperand>(weights, channel);
-  barrier_wait_cluster(in.full, 0);
+__device__ __forceinline__ void finish_split(const ExpertParams& p, const RowScales& rows, const ExpertTile& tile,
+                                             const ExpertTables<kSplitWidth>& tables, const float* sums) {
+  const int token = static_cast<int>(threadIdx.x) / kSplitGroups;
+  const int channel = split_channel(tile);
   if (token >= tile.count) return;
-  const float* sums = in.sums + token * kRankRows + group;
+  const float* own = sums + token * kRankRows + static_cast<int>(threadIdx.x) % kSplitGroups;
   ExpertSums total = {};
 #pragma unroll 8
   for (int step = 0; step < p.steps().last; ++step) {
-    total.low += sums[step * kStepSums];
-    total.high += sums[step * kStepSums + kGroups];
+    total.low += own[step * kStepSums];
+    total.high += own[step * kStepSums + kSplitGroups];
   }
   const ExpertOutputs out = finish_sums<ExpertLayer::kGateUp, kOperand>(total, tables.row_scales[0][token], rows);
   if (channel < p.first.rows) row_of<bf16>(p.y, tables.assignments[0][token])[channel] = out.low;
@@ -98,7 +94,7 @@ __device__ __forceinline__ int tiles_of(const ExpertParams& p, const int32_t* of
 /* By the whole block: its part of its cluster's only tile, if there is one. */
 template <Operand kOperand>
 __device__ __forceinline__ void split_tile(const ExpertParams& p, const Listing& listing, const SplitPipe& pipe,
-                                           ExpertTables<kSplitWidth>& tables, const SplitSums& sums) {
+                                           ExpertTables<kSplitWidth>& tables, float* sums) {
   const Role role = role_of_warp();
   wait_in_role<ExpertLayer::kGateUp>(p, role);
   ExpertWalk<kSplitChannels, kSplitTokens> walk(p, listing.offsets, static_cast<int>(blockIdx.x) / kExpertSplit,
@@ -121,11 +117,15 @@ __device__ __forceinline__ void split_tile(const ExpertParams& p, const Listing&
     case Role::kMultiply:
       fill_tables<kOperand>(in, tile, 0, tables);
       multiply_split<kOperand>(
-          p, pipe, find_block_scales<ExpertLayer::kGateUp, kOperand, kSplitWidth>(weights, tile.channel, 0, tables),
-          sums, steps, at);
-      if (threadIdx.x < kWarp) finish_split<kOperand>(p, weights, tile, tables, sums);
+          pipe, find_block_scales<ExpertLayer::kGateUp, kOperand, kSplitWidth>(weights, tile.channel, 0, tables), sums,
+          steps, at);
       break;
   }
+  cluster_arrive();
+  RowScales rows = {};
+  if (threadIdx.x < kWarp) rows = find_row_scales<ExpertLayer::kGateUp, kOperand>(weights, split_channel(tile));
+  cluster_wait(); /* all blocks have sent their sums, so none is gone before what is sent to it has come */
+  if (threadIdx.x < kWarp) finish_split<kOperand>(p, rows, tile, tables, sums);
 }
 
 template <Operand kOperand>
@@ -133,14 +133,12 @@ __global__ void __launch_bounds__(kWgmmaThreads, 2) expert_split_kernel(const __
   extern __shared__ uint4 shared[];
   __shared__ Ring<wgmma_stages(kSplitWidth)> ring;
   __shared__ ExpertTables<kSplitWidth> tables;
-  __shared__ uint64_t full;
   const SplitPipe pipe{&ring, swizzle_aligned(reinterpret_cast<uint8_t*>(shared))};
   uint8_t* after = pipe.stages + wgmma_stages(kSplitWidth) * wgmma_stage_bytes(kSplitWidth);
-  const SplitSums sums{reinterpret_cast<float*>(after), &full};
+  float* sums = reinterpret_cast<float*>(after);
   int32_t* room = reinterpret_cast<int32_t*>(after + split_sums_bytes(p.steps().last));
-  if (threadIdx.x == 0) barrier_init(&full, kExpertSplit);
   const Listing listing = begin_experts<ExpertLayer::kGateUp>(p, room, pipe);
-  cluster_sync(); /* barriers of all blocks are there */
+  cluster_sync(); /* all blocks have started: others may write to their shared memory */
   if (tiles_of(p, listing.offsets) <= static_cast<int>(gridDim.x) / kExpertSplit) {
     split_tile<kOperand>(p, listing, pipe, tables, sums);
   } else {

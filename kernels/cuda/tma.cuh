@@ -34,20 +34,6 @@ __device__ __forceinline__ void store_remote(uint32_t address, float value) {
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }
 
-/* Arrives there after what the warp has stored there; for barrier_wait_cluster. */
-__device__ __forceinline__ void barrier_arrive_cluster(uint64_t* barrier, uint32_t rank) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(cluster_address(barrier, rank))
-               : "memory");
-}
-__device__ __forceinline__ void barrier_wait_cluster(uint64_t* barrier, int parity) {
-  asm volatile(
-      "{\n.reg .pred done;\nwait_again:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n@!done bra wait_again;\n}" ::"r"(
-          shared_address(barrier)),
-      "r"(parity)
-      : "memory");
-}
-
 /* The map's box at (column, row) to `to`; its bytes count at `full`. */
 __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, int column, int row, uint64_t* full) {
   asm volatile(
@@ -103,8 +89,16 @@ __device__ __forceinline__ uint32_t cluster_rank() {
   return rank;
 }
 
+/* By every thread of the cluster's blocks; after the wait each sees what all had stored before they arrived. */
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 __device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  cluster_arrive();
+  cluster_wait();
 }
 
 /* Registers of this warpgroup's threads from here on. */

@@ -8,7 +8,7 @@ rounds to come.
 
 import ctypes
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -117,6 +117,16 @@ class Layer:
         second.base, second.out = self.shared.struct, self.delta.struct
         return [(abi.Op.MOE_GATE_UP, first), (abi.Op.MOE_DOWN, second)]
 
+    def with_calls_of_no_rows(self) -> Self:
+        """Before and after each call the same one on nothing: it may not hide its neighbours from each other."""
+        between = []
+        for op, args in self.calls:
+            empty = type(args).from_buffer_copy(args)
+            empty.rows = 0
+            between += [(op, empty), (op, args), (op, empty)]
+        self.calls = between
+        return self
+
     def run(self, device: Device, wait: Callable[[], None]) -> list[Array]:
         sizes = (device.table.kernels.workspace_bytes(device.handle, op, ctypes.byref(args)) for op, args in self.calls)
         workspace = Buffer(poison((max(sizes),), np.uint8))
@@ -132,11 +142,22 @@ class Layer:
         ]
 
 
+def assert_alike(found: list[Array], expected: list[Array]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert_bits_equal(one, other)
+
+
 @pytest.mark.parametrize("fmt", [Format.FP8_CHANNEL, Format.BF16], ids=["fp8", "bf16"])
 @pytest.mark.parametrize("rows", [1, 16, 64, 130])
 def test_neighbours_do_not_disturb_each_other(device: Device, fmt: Format, rows: int) -> None:
     one_by_one = Layer(np.random.default_rng(7), fmt, rows).run(device, device.memory.wait)
     for _ in range(3):
-        together = Layer(np.random.default_rng(7), fmt, rows).run(device, lambda: None)
-        for found, expected in zip(together, one_by_one, strict=True):
-            assert_bits_equal(found, expected)
+        assert_alike(Layer(np.random.default_rng(7), fmt, rows).run(device, lambda: None), one_by_one)
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+def test_calls_of_no_rows_are_no_neighbours(device: Device, rows: int) -> None:
+    one_by_one = Layer(np.random.default_rng(7), Format.FP8_CHANNEL, rows).run(device, device.memory.wait)
+    for _ in range(3):
+        layer = Layer(np.random.default_rng(7), Format.FP8_CHANNEL, rows).with_calls_of_no_rows()
+        assert_alike(layer.run(device, lambda: None), one_by_one)
