@@ -22,7 +22,7 @@ from engine_worker.runtime.c_types import PAGE_SIZE
 class Gpu:
     """`memory` in bytes; `read` bytes a second that a kernel reads at best; `flops` of dense FP8.
 
-    An H100's 3.35 TB/s read as 2.97 in the run that STEP_OVER_FLOOR is from; the others' data sheets are scaled alike.
+    An H100's 3.35 TB/s read as 2.98 in the run that STEP_OVER_FLOOR is from; the others' data sheets are scaled alike.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Gpu:
     flops: float
 
 
-_READ_SHARE = 2.97 / 3.35
+_READ_SHARE = 2.98 / 3.35
 GPUS = {
     gpu.name: gpu
     for gpu in (
@@ -41,16 +41,16 @@ GPUS = {
     )
 }
 # (batch, step / floor) of rank 0 of eight, 92 layers, context 4,096, one H100.
-STEP_OVER_FLOOR = ((1, 4.22), (4, 2.34), (16, 1.53), (32, 1.41), (64, 1.32), (128, 1.41), (256, 1.63))
+STEP_OVER_FLOOR = ((1, 3.82), (4, 2.19), (16, 1.39), (32, 1.33), (64, 1.25), (128, 1.35), (256, 1.63))
 # (bytes, seconds) that a sum over the ranks adds to the norm after it: projected from two GPUs (BENCHMARKS.md).
 SUM_SECONDS = (
-    (10_240, 2.0e-6),
-    (40_960, 2.6e-6),
-    (163_840, 3.1e-6),
-    (327_680, 3.4e-6),
-    (655_360, 4.4e-6),
-    (1_310_720, 5.9e-6),
-    (2_621_440, 18.4e-6),
+    (10_240, 2.3e-6),
+    (40_960, 2.8e-6),
+    (163_840, 3.4e-6),
+    (327_680, 4.0e-6),
+    (655_360, 5.2e-6),
+    (1_310_720, 8.9e-6),
+    (2_621_440, 16.0e-6),
 )
 # Of a GPU's memory, for the context, graphs and kernels' workspace.
 _RESERVED = 3e9
