@@ -80,9 +80,13 @@ class Deployment:
 
     @property
     def worker_args(self) -> list[str]:
-        """All GPUs in one worker: attention and experts divided among all of them."""
+        """All GPUs in one worker: attention and experts divided among all of them.
+
+        Several have room for long contexts and many requests.
+        """
         ranks = str(self.num_gpus)
-        return ["--device", "cuda", "--tp", ranks, "--ep", ranks]
+        room = ["--max-context", "65536", "--max-running", "128", "--step-tokens", "2048"] if self.num_gpus > 1 else []
+        return ["--device", "cuda", "--tp", ranks, "--ep", ranks, *room]
 
     def router_args(self, keys_file: Path | None) -> list[str]:
         """Plain text inside the container: Modal's tunnel and proxy end TLS before it."""

@@ -167,7 +167,7 @@ def test_the_real_model_gets_eight_gpus_and_as_many_ranks() -> None:
     worker = next(spec for spec in pod_specs("overlays/h100x8") if spec["containers"][0]["name"] == "worker")
     container = worker["containers"][0]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
-    assert {"--tp=8", "--ep=8", "--device=cuda"} <= set(container["args"])
+    assert {"--tp=8", "--ep=8", "--device=cuda", "--max-context=65536", "--max-running=128"} <= set(container["args"])
 
 
 def test_a_pod_has_time_to_drain() -> None:

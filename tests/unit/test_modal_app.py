@@ -22,6 +22,7 @@ import modal
 from deploy import modal_app
 from deploy.modal_app import Deployment
 from deploy.models.catalog import DEFAULT_MODEL, resolve_model
+from engine_worker.config import WorkerConfig
 from glmserve.inference.v1 import inference_pb2, inference_pb2_grpc
 from router.access.keys import key_hash, new_key
 from router.config import RouterConfig
@@ -89,7 +90,12 @@ def test_the_server_is_a_class_of_the_app() -> None:
 def test_by_default_it_is_the_real_model_on_eight_gpus() -> None:
     deployment = Deployment()
     assert (deployment.model, deployment.name) == ("zai-org/GLM-4.7-FP8", "GLM-4.7-FP8")
-    assert deployment.worker_args == ["--device", "cuda", "--tp", "8", "--ep", "8"]
+    assert deployment.worker_args[:6] == ["--device", "cuda", "--tp", "8", "--ep", "8"]
+
+
+def test_a_worker_takes_its_arguments_and_has_room_for_long_contexts(tmp_path: Path) -> None:
+    config = WorkerConfig.load(["--model", str(tmp_path), *Deployment().worker_args], prog="glm worker")
+    assert (config.max_context, config.max_running, config.step_tokens) == (65536, 128, 2048)
 
 
 def test_one_gpu_is_one_rank() -> None:
