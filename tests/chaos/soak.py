@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import sys
 import tempfile
@@ -32,6 +33,8 @@ CONCURRENCY = 48
 CANCELLED_SHARE = 0.33
 # The worker checks its books once it has been idle for 50 ms.
 _IDLE_S = 0.2
+# Of asyncio's executor, which starts a thread when all are busy. A thread kept for each request would be hundreds.
+_LATE_THREADS = min(32, (os.cpu_count() or 1) + 4)
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,7 @@ def check(result: Result, growth_mb: float) -> None:
     for name, after in result.rounds[-1].items():
         before, half = result.rounds[0][name], result.rounds[len(result.rounds) // 2][name]
         assert after.files <= before.files, f"{name}: {before} -> {after}"
-        assert after.threads <= before.threads, f"{name}: {before} -> {after}"
+        assert after.threads <= before.threads + _LATE_THREADS, f"{name}: {before} -> {after}"
         assert after.anon_mb - half.anon_mb <= growth_mb, f"{name}: {half} -> {after}"
 
 
