@@ -19,6 +19,8 @@ STREAMS = 32
 # Every stream has as many tokens before the disturbance.
 BEFORE = 3
 TOKENS = 32
+# On a busy machine a worker may have answered everything before the disturbance reaches it.
+ATTEMPTS = 3
 # Of what may differ between two answers, nothing is compared but these.
 COMPARED = ("text", "token_ids", "logprobs")
 SAMPLINGS: tuple[dict[str, Any], ...] = (
@@ -49,6 +51,7 @@ class Cluster:
     async def heal(self) -> None:
         """Everybody runs and serves."""
         for service in (*self.workers, self.both, self.single, self.other):
+            service.signal(signal.SIGCONT)
             if service.process.poll() is not None:
                 service.start()
         for service in (*self.workers, self.both, self.single, self.other):
@@ -109,6 +112,17 @@ async def answers(router: Service, disturb: Callable[[], Awaitable[None]] = noth
     return [answer for answer in found if isinstance(answer, Answer)]
 
 
+async def moved(cluster: Cluster, router: Service, disturb: Callable[[], Awaitable[None]]) -> list[dict[str, Any]]:
+    """What the router logs of the requests that it moves; again where the disturbance came after all last tokens."""
+    before = len(router.events("request_moved"))
+    for _ in range(ATTEMPTS):
+        check_equal(await answers(router, disturb), cluster.undisturbed)
+        if events := router.events("request_moved")[before:]:
+            return events
+        await cluster.heal()
+    raise AssertionError(f"no request was moved in {ATTEMPTS} attempts")
+
+
 def check_equal(found: Sequence[Answer], undisturbed: Sequence[Answer]) -> None:
     assert len(found) == STREAMS
     for answer, wanted in zip(found, undisturbed, strict=True):
@@ -125,11 +139,10 @@ async def test_kill_9_of_a_worker_with_32_streams_and_a_second_worker(cluster: C
     async def kill() -> None:
         await asyncio.to_thread(cluster.workers[1].kill)
 
-    check_equal(await answers(cluster.both, kill), cluster.undisturbed)
-    moved = cluster.both.events("request_moved")
-    assert {line["before"] for line in moved} == {cluster.workers[1].address}
-    assert {line["worker"] for line in moved} == {cluster.workers[0].address}
-    assert min(line["tokens"] for line in moved) >= BEFORE
+    events = await moved(cluster, cluster.both, kill)
+    assert {line["before"] for line in events} == {cluster.workers[1].address}
+    assert {line["worker"] for line in events} == {cluster.workers[0].address}
+    assert min(line["tokens"] for line in events) >= BEFORE
     await wait_idle(cluster.workers[0].address)
 
 
@@ -138,20 +151,18 @@ async def test_kill_9_of_the_only_worker_which_is_started_again_on_its_port(clus
         cluster.workers[0].kill()
         await asyncio.to_thread(cluster.workers[0].start)
 
-    check_equal(await answers(cluster.single, restart), cluster.undisturbed)
-    assert len(cluster.single.events("request_moved")) > 0
+    assert await moved(cluster, cluster.single, restart)
     await wait_idle(cluster.workers[0].address)
 
 
 async def test_a_worker_that_is_stopped_is_given_up_and_comes_back_clean(cluster: Cluster) -> None:
-    moved_before, down_before = (len(cluster.both.events(name)) for name in ("request_moved", "worker_down"))
+    down_before = len(cluster.both.events("worker_down"))
 
     async def stop() -> None:
         cluster.workers[1].signal(signal.SIGSTOP)
 
     try:
-        check_equal(await answers(cluster.both, stop), cluster.undisturbed)
-        assert len(cluster.both.events("request_moved")) > moved_before
+        assert await moved(cluster, cluster.both, stop)
         assert "DEADLINE_EXCEEDED" in cluster.both.events("worker_down")[down_before]["reason"], "of the heartbeat"
     finally:
         cluster.workers[1].signal(signal.SIGCONT)
@@ -161,7 +172,6 @@ async def test_a_worker_that_is_stopped_is_given_up_and_comes_back_clean(cluster
 
 async def test_a_worker_that_drains_hands_over_what_it_cannot_finish(cluster: Cluster) -> None:
     codes: list[int] = []
-    moved_before = len(cluster.both.events("request_moved"))
 
     async def drain() -> None:
         # The router spreads requests as it sees fit: after what went before, one worker may have none.
@@ -169,9 +179,8 @@ async def test_a_worker_that_drains_hands_over_what_it_cannot_finish(cluster: Cl
         leaving = cluster.workers[running.index(max(running))]
         codes.append(await asyncio.to_thread(leaving.stop))
 
-    check_equal(await answers(cluster.both, drain), cluster.undisturbed)
-    assert codes == [0]
-    assert len(cluster.both.events("request_moved")) > moved_before
+    assert await moved(cluster, cluster.both, drain)
+    assert set(codes) == {0}
 
 
 async def test_kill_9_of_a_router_frees_the_pages_and_leaves_the_other_router_alone(cluster: Cluster) -> None:
