@@ -1,6 +1,7 @@
 #include "collective.h"
 #include "launch.h"
 #include "norm.cuh"
+#include "whole_row.cuh"
 
 namespace glm::cuda {
 
@@ -46,12 +47,56 @@ __global__ void rms_norm_kernel(glm_tensor residual, glm_tensor delta, const flo
   weights.store_normalized<Act>(row, scale, targets, index, largest);
 }
 
+/* The same for whole packs of bf16, kEach in a thread. */
+template <int kEach>
+__global__ void __launch_bounds__(kMaxRowThreads / kEach, 1)
+    rms_norm_whole_kernel(glm_tensor residual, glm_tensor delta, const float* weight, float eps, RowTargets targets) {
+  __shared__ float sums[kWarp];
+  __shared__ uint32_t largest[kWarp];
+  const int32_t cols = residual.cols;
+  const int64_t index = blockIdx.x;
+  bf16* const residuals = row_of<bf16>(residual, index);
+  const bf16* const added = delta.data == nullptr ? nullptr : row_of<bf16>(delta, index);
+  float weights[kEach][kPack];
+  for_each_whole<kEach>(cols, [&](int j, int32_t first) { load_pack(weight, first, cols, weights[j]); });
+  begin_kernel();
+  Packed packs[kEach];
+  Packed deltas[kEach];
+  for_each_whole<kEach>(cols, [&](int j, int32_t first) { packs[j] = load_packed(residuals + first); });
+  if (added != nullptr) {
+    for_each_whole<kEach>(cols, [&](int j, int32_t first) { deltas[j] = load_packed(added + first); });
+    for_each_whole<kEach>(cols, [&](int j, int32_t first) {
+      add_packed(packs[j], deltas[j]);
+      store_packed(residuals + first, packs[j]);
+    });
+  }
+  float squares[kEach] = {};
+  for_each_whole<kEach>(cols, [&](int j, int32_t) { squares[j] = sum_of_squares(packs[j]); });
+  const float scale = 1.0f / sqrtf(whole_row_sum<kEach>(squares, sums) / static_cast<float>(cols) + eps);
+  store_whole_row<kEach>(cols, targets, index, largest,
+                         [&](int j, int32_t) { return normalized(packs[j], scale, weights[j]); });
+}
+
+bool takes_whole_rows(const glm_rms_norm_args* args, const RowTargets& targets) {
+  const int32_t cols = args->residual.cols;
+  return args->residual.dtype == GLM_BF16 && has_whole_packs(args->residual, cols) &&
+         has_whole_packs(args->delta, cols) && reinterpret_cast<uintptr_t>(args->weight) % sizeof(float4) == 0 &&
+         takes_whole_rows(targets, cols);
+}
+
 }  // namespace
 
 glm_status add_rms_norm(glm_device* device, const glm_rms_norm_args* args) {
   const int32_t cols = args->residual.cols;
   const Grid grid{dim3(static_cast<unsigned>(args->rows)), row_threads(cols), shared_row_bytes(cols)};
   const RowTargets targets{args->out, args->q, args->scale};
+  if (takes_whole_rows(args, targets)) {
+    return with_each(args->rows, grid.threads, [&](auto each) {
+      const Grid whole{grid.blocks, grid.threads / each()};
+      return launch(device, "rms_norm", whole, rms_norm_whole_kernel<each()>, args->residual, args->delta, args->weight,
+                    args->eps, targets);
+    });
+  }
   return with_act(args->residual.dtype, [&](auto act) {
     using Act = typename decltype(act)::type;
     return launch(device, "rms_norm", grid, rms_norm_kernel<Act>, args->residual, args->delta, args->weight, args->eps,

@@ -2,6 +2,7 @@
 #include "launch.h"
 #include "ops.h"
 #include "row.cuh"
+#include "whole_row.cuh"
 
 namespace glm::cuda {
 
@@ -37,10 +38,33 @@ __global__ void silu_mul_kernel(glm_tensor x, RowTargets targets, bool beside) {
   end_turn(beside);
 }
 
-/* Whether gate and up of all rows are read in aligned packs: past the L1. */
-bool has_whole_packs(const glm_tensor& x, int32_t cols) {
-  const size_t element = bytes_of(x.dtype);
-  return cols % kPack == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride * element % 16 == 0;
+__device__ __forceinline__ Packed silu_times(const Packed& gate, const Packed& up) {
+  Packed out;
+#pragma unroll
+  for (int i = 0; i < kPack / 2; ++i) {
+    const uint32_t word = gate.words[i];
+    const uint32_t gated = rounded_pair(silu(low_of(word)), silu(high_of(word)));
+    out.words[i] = rounded_pair(low_of(gated) * low_of(up.words[i]), high_of(gated) * high_of(up.words[i]));
+  }
+  return out;
+}
+
+template <int kEach>
+__global__ void __launch_bounds__(kMaxRowThreads / kEach, 1)
+    silu_mul_whole_kernel(glm_tensor x, RowTargets targets, bool beside) {
+  __shared__ uint32_t largest[kWarp];
+  begin_turn(beside);
+  const int64_t index = blockIdx.x;
+  const int32_t cols = x.cols / 2;
+  const bf16* const from = row_of<bf16>(x, index);
+  Packed gates[kEach];
+  Packed ups[kEach];
+  for_each_whole<kEach>(cols, [&](int j, int32_t first) {
+    gates[j] = load_packed(from + first);
+    ups[j] = load_packed(from + cols + first);
+  });
+  store_whole_row<kEach>(cols, targets, index, largest, [&](int j, int32_t) { return silu_times(gates[j], ups[j]); });
+  end_turn(beside);
 }
 
 }  // namespace
@@ -55,6 +79,12 @@ glm_status silu_mul(glm_device* device, const glm_silu_mul_args* args) {
   const bool beside = turn.beside() && has_whole_packs(args->x, cols);
   const Grid grid{dim3(static_cast<unsigned>(args->rows)), row_threads(cols), shared_row_bytes(cols), 1, beside};
   const RowTargets targets{args->out, args->q, args->scale};
+  if (args->x.dtype == GLM_BF16 && has_whole_packs(args->x, cols) && takes_whole_rows(targets, cols)) {
+    return with_each(args->rows, grid.threads, [&](auto each) {
+      const Grid whole{grid.blocks, grid.threads / each(), 0, 1, beside};
+      return launch(device, "silu_mul", whole, silu_mul_whole_kernel<each()>, args->x, targets, beside);
+    });
+  }
   return with_act(args->x.dtype, [&](auto act) {
     using Act = typename decltype(act)::type;
     return launch(device, "silu_mul", grid, silu_mul_kernel<Act>, args->x, targets, beside);
