@@ -67,47 +67,101 @@ struct GroupParams {
   Loads loads;
 };
 
-/* Calls f(assignment, its local expert) for each of a warp's assignments [begin, end), 32 of them at a time, in every lane; past the end
- * the expert is negative. */
-template <typename F>
-__device__ __forceinline__ void for_each_assignment(const GroupParams& p, int32_t begin, int32_t end, F&& f) {
-  constexpr int kAtOnce = 8; /* reads on their way */
-  const bool is_dense = p.ids.stride == p.top_k;
+constexpr int kQuad = 4;                        /* assignments that a lane reads at once */
+constexpr int kChunk = kWarp * kQuad;           /* a warp */
+constexpr int kMostChunks = kWarp / kQuad;      /* in a piece: a bit for each of a lane's assignments */
+constexpr int kChunksInWord = sizeof(uint32_t); /* whose counts, of at most kChunk, have a byte each */
+
+/* Global experts of the assignments [a, a + 4); what lies past the end is not this rank's. */
+__device__ __forceinline__ int4 load_quad(const GroupParams& p, int32_t a) {
   const auto* dense = static_cast<const int32_t*>(p.ids.data);
-  const auto lane = static_cast<int32_t>(threadIdx.x) % kWarp;
-  for (int32_t base = begin; base < end; base += kAtOnce * kWarp) {
-    int32_t experts[kAtOnce];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int32_t a = base + i * kWarp + lane;
-      experts[i] = -1;
-      if (a < end) experts[i] = (is_dense ? dense[a] : row_of<int32_t>(p.ids, a / p.top_k)[a % p.top_k]) - p.first;
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) f(base + i * kWarp + lane, experts[i]);
+  if (p.ids.stride == p.top_k && a + kQuad <= p.assignments && reinterpret_cast<uintptr_t>(dense) % sizeof(int4) == 0) {
+    return __ldcg(reinterpret_cast<const int4*>(dense + a));
   }
+  const auto id = [&](int32_t i) {
+    return i < p.assignments ? row_of<int32_t>(p.ids, i / p.top_k)[i % p.top_k] : p.first - 1;
+  };
+  return make_int4(id(a), id(a + 1), id(a + 2), id(a + 3));
+}
+
+/* Which of a lane's assignments in the chunks from `begin` on are its block's expert's: bits 4c to 4c + 3 for chunk c. `before` counts
+ * those of the rank's experts before it. */
+__device__ __forceinline__ uint32_t find_own(const GroupParams& p, int32_t begin, int chunks, int& before) {
+  const auto expert = static_cast<int32_t>(blockIdx.x);
+  const auto lane = static_cast<int32_t>(threadIdx.x) % kWarp;
+  int4 quads[kMostChunks];
+#pragma unroll
+  for (int c = 0; c < kMostChunks; ++c) {
+    if (c < chunks) quads[c] = load_quad(p, begin + c * kChunk + lane * kQuad);
+  }
+  uint32_t own = 0;
+#pragma unroll
+  for (int c = 0; c < kMostChunks; ++c) {
+    if (c >= chunks) break;
+    const int32_t ids[kQuad] = {quads[c].x, quads[c].y, quads[c].z, quads[c].w};
+#pragma unroll
+    for (int i = 0; i < kQuad; ++i) {
+      const int32_t id = ids[i] - p.first;
+      before += static_cast<uint32_t>(id) < static_cast<uint32_t>(expert) ? 1 : 0;
+      own |= id == expert ? 1u << (c * kQuad + i) : 0u;
+    }
+  }
+  return own;
+}
+
+/* Lists a piece's assignments of the block's expert from order[at] on, and moves `at` on. Returns how many of the lane's count as load. */
+__device__ __forceinline__ int list_own(const GroupParams& p, uint32_t own, int32_t begin, int chunks, int& at) {
+  const auto lane = static_cast<int32_t>(threadIdx.x) % kWarp;
+  uint32_t counts[kMostChunks / kChunksInWord] = {};
+#pragma unroll
+  for (int c = 0; c < kMostChunks; ++c) {
+    counts[c / kChunksInWord] |= static_cast<uint32_t>(__popc(own >> c * kQuad & 0xfu)) << c % kChunksInWord * 8;
+  }
+  int load = 0;
+#pragma unroll
+  for (int word = 0; word < kMostChunks / kChunksInWord; ++word) {
+    if (word * kChunksInWord >= chunks) break;
+    uint32_t sums = counts[word];
+#pragma unroll
+    for (int offset = 1; offset < kWarp; offset *= 2) {
+      const uint32_t below = __shfl_up_sync(0xffffffffu, sums, offset);
+      sums += lane >= offset ? below : 0;
+    }
+    const uint32_t totals = __shfl_sync(0xffffffffu, sums, kWarp - 1);
+    const uint32_t earlier = sums - counts[word];
+#pragma unroll
+    for (int c = 0; c < kChunksInWord; ++c) {
+      const int chunk = word * kChunksInWord + c;
+      int to = at + static_cast<int>(earlier >> c * 8 & 0xffu);
+      for (uint32_t bits = own >> chunk * kQuad & 0xfu; bits != 0; bits &= bits - 1) {
+        const int32_t a = begin + chunk * kChunk + lane * kQuad + __ffs(static_cast<int>(bits)) - 1;
+        p.order[to++] = a;
+        if (p.loads.counts != nullptr) load += __ldcg(p.loads.row_slots + a / p.top_k) != p.loads.spare_slot ? 1 : 0;
+      }
+      at += static_cast<int>(totals >> c * 8 & 0xffu);
+    }
+  }
+  return load;
 }
 
 /* A block an expert, and one more for the end. Each warp counts a span of assignments, its own expert's and those of the experts before,
  * and then lists its own. */
 __global__ void __launch_bounds__(kThreads) moe_group_kernel(const __grid_constant__ GroupParams p) {
-  constexpr int kWarps = kThreads / kWarp;
-  __shared__ int earlier[kWarps];
-  __shared__ int own[kWarps];
-  __shared__ int counted[kWarps];
+  __shared__ int earlier[kWarp];
+  __shared__ int own[kWarp];
   begin_turn(false);
-  const int32_t expert = static_cast<int32_t>(blockIdx.x);
+  const int warps = static_cast<int>(blockDim.x) / kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int32_t span = (p.assignments + kThreads - 1) / kThreads * kWarp;
-  const int32_t begin = min(warp * span, p.assignments);
-  const int32_t end = min(begin + span, p.assignments);
+  const int chunks = (p.assignments + warps * kChunk - 1) / (warps * kChunk);
+  const int32_t begin = warp * chunks * kChunk;
+  uint32_t mask = 0;
   int before = 0;
   int matches = 0;
-  for_each_assignment(p, begin, end, [&](int32_t, int32_t id) {
-    before += id >= 0 && id < expert ? 1 : 0;
-    matches += id == expert ? 1 : 0;
-  });
+  for (int c = 0; c < chunks; c += kMostChunks) {
+    mask = find_own(p, begin + c * kChunk, min(chunks - c, kMostChunks), before);
+    matches += __popc(mask);
+  }
   before = __reduce_add_sync(0xffffffffu, before);
   matches = __reduce_add_sync(0xffffffffu, matches);
   if (lane == 0) {
@@ -115,25 +169,21 @@ __global__ void __launch_bounds__(kThreads) moe_group_kernel(const __grid_consta
     own[warp] = matches;
   }
   __syncthreads();
-  int at = __reduce_add_sync(0xffffffffu, earlier[lane]);
+  const auto expert = static_cast<int32_t>(blockIdx.x);
+  int at = __reduce_add_sync(0xffffffffu, lane < warps ? earlier[lane] : 0);
   if (threadIdx.x == 0) p.offsets[expert] = at;
   if (expert == p.count) return;
   at += __reduce_add_sync(0xffffffffu, lane < warp ? own[lane] : 0);
   int load = 0;
-  for_each_assignment(p, begin, end, [&](int32_t a, int32_t id) {
-    const bool is_own = id == expert;
-    const unsigned votes = __ballot_sync(0xffffffffu, is_own);
-    if (is_own) p.order[at + __popc(votes & ((1u << lane) - 1))] = a;
-    at += __popc(votes);
-    if (is_own && p.loads.counts != nullptr) load += p.loads.row_slots[a / p.top_k] != p.loads.spare_slot ? 1 : 0;
-  });
-  if (p.loads.counts == nullptr) return;
+  for (int c = 0; c < chunks; c += kMostChunks) {
+    const int some = min(chunks - c, kMostChunks);
+    if (chunks > kMostChunks) mask = find_own(p, begin + c * kChunk, some, before);
+    load += list_own(p, mask, begin + c * kChunk, some, at);
+  }
   load = __reduce_add_sync(0xffffffffu, load);
-  if (lane == 0) counted[warp] = load;
-  __syncthreads();
-  if (warp != 0) return;
-  load = __reduce_add_sync(0xffffffffu, counted[lane]);
-  if (lane == 0) p.loads.counts[expert] += load;
+  if (lane == 0 && load > 0) { /* nobody waits for it */
+    atomicAdd(reinterpret_cast<unsigned long long*>(p.loads.counts) + expert, load);
+  }
 }
 
 }  // namespace
@@ -156,7 +206,9 @@ glm_status moe_group(glm_device* device, const glm_moe_group_args* args) {
                   args->count, args->offsets, args->order, loads);
   }
   const GroupParams p{args->ids, args->top_k, assignments, args->first, args->count, args->offsets, args->order, loads};
-  return launch(device, "moe_group", grid, moe_group_kernel, p);
+  const int quads = (assignments + kQuad - 1) / kQuad;
+  const Grid many{grid.blocks, std::min(kThreads, (quads + kWarp - 1) / kWarp * kWarp)};
+  return launch(device, "moe_group", many, moe_group_kernel, p);
 }
 
 }  // namespace glm::cuda
