@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <string>
 #include <type_traits>
 
@@ -103,6 +104,16 @@ __device__ __forceinline__ void store_head(const float x[kEach], int32_t dim, T*
   }
 }
 
+/* Where head `head` of a row goes: q's to `out`, k's and v's to their page. */
+template <typename Act, typename Kv, typename Store>
+__device__ __forceinline__ void with_place(const QkParams& p, int64_t row, int head, int64_t at, Store&& store) {
+  if (head < p.heads) {
+    store(row_of<Act>(p.out, row) + static_cast<int64_t>(head) * p.kv.head_dim);
+  } else {
+    store(static_cast<Kv*>(head >= p.heads + p.kv.kv_heads ? p.kv.v : p.kv.k) + at);
+  }
+}
+
 /* Block (x, y): row, heads of q, then of k, then of v. */
 template <typename Act, typename Kv, int kEach>
 __global__ void qk_norm_rope_store_kernel(const __grid_constant__ QkParams p) {
@@ -127,11 +138,112 @@ __global__ void qk_norm_rope_store_kernel(const __grid_constant__ QkParams p) {
   for (int j = 0; j < kEach; ++j) x[j] = lane + j * kWarp < dim ? to_float(from[lane + j * kWarp]) : 0.0f;
   if (weight != nullptr) norm_head<Act, kEach>(x, in.weights, dim, p.eps);
   if (!is_value) rotate_head<kEach>(x, in, p.rotary_dim / 2, dim, shared + warp * dim);
-  if (is_query) {
-    store_head<Act, kEach>(x, dim, row_of<Act>(p.out, row) + static_cast<int64_t>(head) * dim);
-  } else {
-    store_head<Kv, kEach>(x, dim, static_cast<Kv*>(is_value ? p.kv.v : p.kv.k) + at);
+  with_place<Act, Kv>(p, row, head, at, [&](auto* to) { store_head<std::decay_t<decltype(*to)>, kEach>(x, dim, to); });
+}
+
+/* Heads of 128 bf16 of which 64 turn: half a warp a head. A lane has columns 2l and 2l + 1 of every 32, among which are both of each pair
+ * that turns. */
+constexpr int kPairDim = 128;
+constexpr int kPairRotary = 64;
+constexpr int kPairs = kPairDim / kWarp;
+constexpr int kPairWarps = 8;
+
+/* The sum over a head in the order of norm_head, whose lane i adds up columns i, i + 32 and so on. */
+__device__ __forceinline__ float sum_of_squares(const float2 x[kPairs]) {
+  float low = 0.0f;
+  float high = 0.0f;
+#pragma unroll
+  for (int j = 0; j < kPairs; ++j) {
+    low = fmaf(x[j].x, x[j].x, low);
+    high = fmaf(x[j].y, x[j].y, high);
   }
+#pragma unroll
+  for (int offset = kWarp / 4; offset > 0; offset /= 2) {
+    low += __shfl_xor_sync(0xffffffffu, low, offset);
+    high += __shfl_xor_sync(0xffffffffu, high, offset);
+  }
+  return low + high;
+}
+
+__device__ __forceinline__ float2 rounded_pair(float x, float y) {
+  return __bfloat1622float2(__floats2bfloat162_rn(x, y));
+}
+
+__device__ __forceinline__ void norm_pairs(float2 x[kPairs], float squares, const float2 weights[kPairs], float eps) {
+  const float inverse_rms = 1.0f / sqrtf(squares / static_cast<float>(kPairDim) + eps);
+#pragma unroll
+  for (int j = 0; j < kPairs; ++j) {
+    x[j] = rounded_pair(x[j].x * inverse_rms, x[j].y * inverse_rms);
+    x[j] = rounded_pair(weights[j].x * x[j].x, weights[j].y * x[j].y);
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ void store_pair(float2 x, T* to) {
+  struct alignas(2 * sizeof(T)) Pair {
+    T low, high;
+  };
+  *reinterpret_cast<Pair*>(to) = {from_float<T>(x.x), from_float<T>(x.y)};
+}
+
+template <typename Kv>
+__global__ void __launch_bounds__(kPairWarps* kWarp) qk_pairs_kernel(const __grid_constant__ QkParams p) {
+  release_successor();
+  constexpr int kLanes = kWarp / 2;
+  const int first = static_cast<int>(threadIdx.x) % kLanes * 2;
+  const int own = static_cast<int>((blockIdx.y * blockDim.x + threadIdx.x) / kLanes);
+  const int heads = p.heads + 2 * p.kv.kv_heads;
+  const int head = min(own, heads - 1);
+  const int64_t row = blockIdx.x;
+  const bool is_value = head >= p.heads + p.kv.kv_heads;
+  const float* weight = is_value ? nullptr : head < p.heads ? p.q_norm : p.k_norm;
+  const int32_t position = __ldcg(p.step.positions + row);
+  const int32_t slot = __ldcg(p.step.row_slots + row);
+  const auto pair_at = [&](const float* from) { return *reinterpret_cast<const float2*>(from + first); };
+  float2 weights[kPairs];
+#pragma unroll
+  for (int j = 0; j < kPairs; ++j) {
+    if (weight != nullptr) weights[j] = pair_at(weight + j * kWarp);
+  }
+  const int64_t angle = static_cast<int64_t>(position) * (kPairRotary / 2);
+  const float2 cosines = pair_at(p.rope_cos + angle);
+  const float2 sines = pair_at(p.rope_sin + angle);
+  wait_for_predecessor();
+  const bf16* from = row_of<bf16>(p.qkv, row) + static_cast<int64_t>(head) * kPairDim + first;
+  const int kv_head = head < p.heads ? 0 : (head - p.heads) % p.kv.kv_heads;
+  const int64_t at = head < p.heads ? 0 : token_offset(p.kv, p.pages, slot, kv_head, position);
+  float2 x[kPairs];
+#pragma unroll
+  for (int j = 0; j < kPairs; ++j) {
+    x[j] = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(from + j * kWarp));
+  }
+  const float squares = sum_of_squares(x);
+  if (weight != nullptr) norm_pairs(x, squares, weights, p.eps);
+  if (!is_value) {
+    const float2 low = x[0];
+    const float2 high = x[1];
+    x[0] = make_float2(low.x * cosines.x - high.x * sines.x, low.y * cosines.y - high.y * sines.y);
+    x[1] = make_float2(high.x * cosines.x + low.x * sines.x, high.y * cosines.y + low.y * sines.y);
+  }
+  if (own != head) return;
+  with_place<bf16, Kv>(p, row, head, at, [&](auto* to) {
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) store_pair(x[j], to + first + j * kWarp);
+  });
+}
+
+template <typename T>
+bool is_pair_aligned(const void* data, int64_t stride = 0) {
+  return reinterpret_cast<uintptr_t>(data) % (2 * sizeof(T)) == 0 && stride % 2 == 0;
+}
+
+template <typename Kv>
+bool takes_pairs(const glm_qk_norm_rope_store_args* args) {
+  const auto is_even = [](const glm_tensor& tensor) { return is_pair_aligned<bf16>(tensor.data, tensor.stride); };
+  return args->qkv.dtype == GLM_BF16 && args->kv.head_dim == kPairDim && args->rotary_dim == kPairRotary &&
+         is_even(args->qkv) && is_even(args->out) && is_pair_aligned<float>(args->q_norm) &&
+         is_pair_aligned<float>(args->k_norm) && is_pair_aligned<float>(args->rope_cos) &&
+         is_pair_aligned<float>(args->rope_sin) && is_pair_aligned<Kv>(args->kv.k) && is_pair_aligned<Kv>(args->kv.v);
 }
 
 }  // namespace
@@ -156,6 +268,11 @@ glm_status qk_norm_rope_store(glm_device* device, const glm_qk_norm_rope_store_a
     return with_kv(args->kv.dtype, [&](auto kv) {
       using Act = typename decltype(act)::type;
       using Kv = typename decltype(kv)::type;
+      if (takes_pairs<Kv>(args)) {
+        const int warps = std::min<int>(kPairWarps, blocks_for(heads, 2));
+        const Grid pairs{dim3(grid.blocks.x, blocks_for(heads, 2 * warps)), warps * kWarp};
+        return launch(device, "qk_norm_rope_store", pairs, qk_pairs_kernel<Kv>, p);
+      }
       const auto with = [&](auto each) {
         return launch(device, "qk_norm_rope_store", grid, qk_norm_rope_store_kernel<Act, Kv, each()>, p);
       };
