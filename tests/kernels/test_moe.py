@@ -57,7 +57,7 @@ class Packed:
 # ---- moe_group ----
 
 
-@pytest.mark.parametrize("rows", [0, 1, 2, 3, 17, 64, 65, 257, 3000])
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 17, 64, 65, 257, 3000, 9000])
 @pytest.mark.parametrize("stride", [4, 6])
 @pytest.mark.parametrize("first,count", [(0, 16), (4, 8), (15, 1), (20, 5)])
 def test_group_lists_local_assignments_in_order(

@@ -65,10 +65,11 @@ def make(case: QkCase, rng: np.random.Generator, act: "np.dtype[Any]") -> Inputs
     return Inputs(case, step, qkv, norms[0], norms[1], cos, sin, page_table)
 
 
-def run(device: Device, inputs: Inputs, kv_dtype: "np.dtype[Any]") -> Result:
+def run(device: Device, inputs: Inputs, kv_dtype: "np.dtype[Any]", gaps: tuple[int, int] = (2, 3)) -> Result:
+    """gaps: elements between the rows of qkv, and of out."""
     case, act = inputs.case, inputs.qkv.dtype
-    qkv, q_cols = tensor(inputs.qkv, inputs.qkv.shape[1] + 2), case.heads * case.head_dim
-    out = output(inputs.step.rows, q_cols, act, q_cols + 3)
+    qkv, q_cols = tensor(inputs.qkv, inputs.qkv.shape[1] + gaps[0]), case.heads * case.head_dim
+    out = output(inputs.step.rows, q_cols, act, q_cols + gaps[1])
     shape = (inputs.page_table.size, case.kv_heads, abi.PAGE_SIZE, case.head_dim)
     k, v = Buffer(poison(shape, kv_dtype)), Buffer(poison(shape, kv_dtype))
     slots, step = SlotState(inputs.page_table).bind(), inputs.step.bind()
