@@ -49,22 +49,25 @@ __global__ void rms_norm_kernel(glm_tensor residual, glm_tensor delta, const flo
 
 /* The same for whole packs of bf16, kEach in a thread. */
 template <int kEach>
-__global__ void __launch_bounds__(kMaxRowThreads / kEach, 1)
+__global__ void __maxnreg__(48)
     rms_norm_whole_kernel(glm_tensor residual, glm_tensor delta, const float* weight, float eps, RowTargets targets) {
   __shared__ float sums[kWarp];
   __shared__ uint32_t largest[kWarp];
   const int32_t cols = residual.cols;
   const int64_t index = blockIdx.x;
   bf16* const residuals = row_of<bf16>(residual, index);
-  const bf16* const added = delta.data == nullptr ? nullptr : row_of<bf16>(delta, index);
+  const bool adds = delta.data != nullptr;
+  const bf16* const added = adds ? row_of<bf16>(delta, index) : residuals; /* no branch between the loads */
   float weights[kEach][kPack];
-  for_each_whole<kEach>(cols, [&](int j, int32_t first) { load_pack(weight, first, cols, weights[j]); });
+  for_each_whole<kEach>(cols, [&](int j, int32_t first) { load_whole(weight + first, weights[j]); });
   begin_kernel();
   Packed packs[kEach];
   Packed deltas[kEach];
-  for_each_whole<kEach>(cols, [&](int j, int32_t first) { packs[j] = load_packed(residuals + first); });
-  if (added != nullptr) {
-    for_each_whole<kEach>(cols, [&](int j, int32_t first) { deltas[j] = load_packed(added + first); });
+  for_each_whole<kEach>(cols, [&](int j, int32_t first) {
+    packs[j] = load_packed(residuals + first);
+    deltas[j] = load_packed(added + first);
+  });
+  if (adds) {
     for_each_whole<kEach>(cols, [&](int j, int32_t first) {
       add_packed(packs[j], deltas[j]);
       store_packed(residuals + first, packs[j]);

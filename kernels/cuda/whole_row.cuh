@@ -52,6 +52,12 @@ __device__ __forceinline__ Packed load_packed(const bf16* from) {
   const uint4 words = __ldcg(reinterpret_cast<const uint4*>(from));
   return {{words.x, words.y, words.z, words.w}};
 }
+__device__ __forceinline__ void load_whole(const float* from, float out[kPack]) {
+  const float4 low = reinterpret_cast<const float4*>(from)[0];
+  const float4 high = reinterpret_cast<const float4*>(from)[1];
+  out[0] = low.x, out[1] = low.y, out[2] = low.z, out[3] = low.w;
+  out[4] = high.x, out[5] = high.y, out[6] = high.z, out[7] = high.w;
+}
 __device__ __forceinline__ void store_packed(bf16* to, const Packed& pack) {
   *reinterpret_cast<uint4*>(to) = make_uint4(pack.words[0], pack.words[1], pack.words[2], pack.words[3]);
 }
