@@ -11,11 +11,19 @@ struct KvPages {
   int32_t max_pages;
 };
 
-/* Elements before the key (or value) of `position` in `slot`, in a layer's K (or V). */
+/* The page that holds `position` of `slot`. */
+__device__ __forceinline__ int32_t page_of(const KvPages& pages, int32_t slot, int32_t position) {
+  return pages.table[static_cast<int64_t>(slot) * pages.max_pages + position / GLM_PAGE_SIZE];
+}
+
+/* Elements before the key (or value) of `position`, which `page` holds, in a layer's K (or V). */
+__device__ __forceinline__ int64_t offset_in(const glm_kv_layer& kv, int64_t page, int32_t kv_head, int32_t position) {
+  return ((page * kv.kv_heads + kv_head) * GLM_PAGE_SIZE + position % GLM_PAGE_SIZE) * kv.head_dim;
+}
+
 __device__ __forceinline__ int64_t token_offset(const glm_kv_layer& kv, const KvPages& pages, int32_t slot,
                                                 int32_t kv_head, int32_t position) {
-  const int64_t page = pages.table[static_cast<int64_t>(slot) * pages.max_pages + position / GLM_PAGE_SIZE];
-  return ((page * kv.kv_heads + kv_head) * GLM_PAGE_SIZE + position % GLM_PAGE_SIZE) * kv.head_dim;
+  return offset_in(kv, page_of(pages, slot, position), kv_head, position);
 }
 
 /* Calls f with the Type of a KV dtype. */

@@ -210,13 +210,13 @@ __global__ void __launch_bounds__(kPairWarps* kWarp) qk_pairs_kernel(const __gri
   const float2 sines = pair_at(p.rope_sin + angle);
   wait_for_predecessor();
   const bf16* from = row_of<bf16>(p.qkv, row) + static_cast<int64_t>(head) * kPairDim + first;
-  const int kv_head = head < p.heads ? 0 : (head - p.heads) % p.kv.kv_heads;
-  const int64_t at = head < p.heads ? 0 : token_offset(p.kv, p.pages, slot, kv_head, position);
+  __nv_bfloat162 read[kPairs];
+#pragma unroll
+  for (int j = 0; j < kPairs; ++j) read[j] = *reinterpret_cast<const __nv_bfloat162*>(from + j * kWarp);
+  const int32_t page = head < p.heads ? 0 : page_of(p.pages, slot, position);
   float2 x[kPairs];
 #pragma unroll
-  for (int j = 0; j < kPairs; ++j) {
-    x[j] = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(from + j * kWarp));
-  }
+  for (int j = 0; j < kPairs; ++j) x[j] = __bfloat1622float2(read[j]);
   const float squares = sum_of_squares(x);
   if (weight != nullptr) norm_pairs(x, squares, weights, p.eps);
   if (!is_value) {
@@ -226,6 +226,7 @@ __global__ void __launch_bounds__(kPairWarps* kWarp) qk_pairs_kernel(const __gri
     x[1] = make_float2(high.x * cosines.x + low.x * sines.x, high.y * cosines.y + low.y * sines.y);
   }
   if (own != head) return;
+  const int64_t at = offset_in(p.kv, page, head - p.heads - (is_value ? p.kv.kv_heads : 0), position);
   with_place<bf16, Kv>(p, row, head, at, [&](auto* to) {
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) store_pair(x[j], to + first + j * kWarp);
