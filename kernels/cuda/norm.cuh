@@ -3,6 +3,7 @@
 #define GLM_CUDA_NORM_CUH
 
 #include "row.cuh"
+#include "whole_row.cuh"
 
 namespace glm::cuda {
 
@@ -40,6 +41,26 @@ class NormWeights {
 /* Of this thread's sum of squares, over the block. `sums`: one word a warp. */
 __device__ __forceinline__ float inverse_rms(float squares, int32_t cols, float eps, float* sums) {
   return 1.0f / sqrtf(block_sum(squares, sums) / static_cast<float>(cols) + eps);
+}
+
+/* Times the inverse RMS, rounded, times the weights, rounded. */
+__device__ __forceinline__ Packed normalized(const Packed& pack, float inverse_rms, const float weights[kPack]) {
+  Packed out;
+#pragma unroll
+  for (int i = 0; i < kPack / 2; ++i) {
+    const uint32_t word = pack.words[i];
+    const uint32_t scaled = rounded_pair(low_of(word) * inverse_rms, high_of(word) * inverse_rms);
+    out.words[i] = rounded_pair(low_of(scaled) * weights[2 * i], high_of(scaled) * weights[2 * i + 1]);
+  }
+  return out;
+}
+
+/* Whether the rows of a norm are of bf16 and lie in whole packs. */
+inline bool takes_whole_rows(const glm_rms_norm_args* args, const RowTargets& targets) {
+  const int32_t cols = args->residual.cols;
+  return args->residual.dtype == GLM_BF16 && has_whole_packs(args->residual, cols) &&
+         has_whole_packs(args->delta, cols) && reinterpret_cast<uintptr_t>(args->weight) % sizeof(float4) == 0 &&
+         takes_whole_rows(targets, cols);
 }
 
 }  // namespace glm::cuda

@@ -58,6 +58,45 @@ __global__ void __launch_bounds__(kMaxRowThreads)
   weights.store_normalized<Act>(row, scale, targets, index, largest);
 }
 
+/* The same for whole packs of bf16, one in a thread. */
+__global__ void __launch_bounds__(kMaxRowThreads)
+    reduce_rms_norm_whole_kernel(const __grid_constant__ Peers peers, glm_tensor residual, glm_tensor delta,
+                                 const float* weight, float eps, RowTargets targets, bool two_shots) {
+  __shared__ float sums[kWarp];
+  __shared__ uint32_t largest[kWarp];
+  const int32_t cols = residual.cols;
+  const auto first = static_cast<int32_t>(threadIdx.x) * kPack;
+  const bool has_pack = first < cols;
+  float weights[kPack];
+  if (has_pack) load_whole(weight + first, weights);
+  begin_kernel();
+  const int64_t index = blockIdx.x;
+  bf16* const at = row_of<bf16>(residual, index) + first;
+  PeerRows<bf16> exchange(peers, cols, two_shots);
+  float sum[kPack];
+  if (has_pack) {
+    load_pack(row_of<bf16>(delta, index), first, cols, sum);
+    exchange.send(index, first, sum);
+  }
+  if (index == 0 && threadIdx.x == 0) count_exchange(peers);
+  Packed pack;
+  float squares = 0.0f;
+  if (has_pack) {
+    pack = load_packed(at);
+    exchange.sum(index, first, sum);
+#pragma unroll
+    for (int i = 0; i < kPack / 2; ++i) {
+      const uint32_t word = pack.words[i];
+      pack.words[i] = rounded_pair(low_of(word) + sum[2 * i], high_of(word) + sum[2 * i + 1]);
+    }
+    squares = sum_of_squares(pack);
+    store_packed(at, pack);
+  }
+  const float scale = 1.0f / sqrtf(whole_row_sum<1>(&squares, sums) / static_cast<float>(cols) + eps);
+  exchange.close();
+  store_whole_row<1>(cols, targets, index, largest, [&](int, int32_t) { return normalized(pack, scale, weights); });
+}
+
 }  // namespace
 
 size_t rms_norm_workspace(const glm_device* device, const glm_rms_norm_args* args) {
@@ -75,10 +114,16 @@ glm_status rms_norm(glm_device* device, const glm_rms_norm_args* args) {
   }
   const Grid grid{dim3(static_cast<unsigned>(args->rows)), row_threads(cols), shared_row_bytes(cols)};
   const RowTargets targets{args->out, args->q, args->scale};
+  const bool two_shots = path == ReducePath::kTwoShots;
+  if (takes_whole_rows(args, targets)) {
+    const Grid whole{grid.blocks, grid.threads};
+    return launch(device, "rms_norm", whole, reduce_rms_norm_whole_kernel, device->peers, args->residual, args->delta,
+                  args->weight, args->eps, targets, two_shots);
+  }
   return with_act(args->residual.dtype, [&](auto act) {
     using Act = typename decltype(act)::type;
     return launch(device, "rms_norm", grid, reduce_rms_norm_kernel<Act>, device->peers, args->residual, args->delta,
-                  args->weight, args->eps, targets, path == ReducePath::kTwoShots);
+                  args->weight, args->eps, targets, two_shots);
   });
 }
 

@@ -1,7 +1,6 @@
 #include "collective.h"
 #include "launch.h"
 #include "norm.cuh"
-#include "whole_row.cuh"
 
 namespace glm::cuda {
 
@@ -78,13 +77,6 @@ __global__ void __maxnreg__(48)
   const float scale = 1.0f / sqrtf(whole_row_sum<kEach>(squares, sums) / static_cast<float>(cols) + eps);
   store_whole_row<kEach>(cols, targets, index, largest,
                          [&](int j, int32_t) { return normalized(packs[j], scale, weights[j]); });
-}
-
-bool takes_whole_rows(const glm_rms_norm_args* args, const RowTargets& targets) {
-  const int32_t cols = args->residual.cols;
-  return args->residual.dtype == GLM_BF16 && has_whole_packs(args->residual, cols) &&
-         has_whole_packs(args->delta, cols) && reinterpret_cast<uintptr_t>(args->weight) % sizeof(float4) == 0 &&
-         takes_whole_rows(targets, cols);
 }
 
 }  // namespace

@@ -93,18 +93,6 @@ __device__ __forceinline__ float sum_of_squares(const Packed& pack) {
   return squares;
 }
 
-/* Times the inverse RMS, rounded, times the weights, rounded. */
-__device__ __forceinline__ Packed normalized(const Packed& pack, float inverse_rms, const float weights[kPack]) {
-  Packed out;
-#pragma unroll
-  for (int i = 0; i < kPack / 2; ++i) {
-    const uint32_t word = pack.words[i];
-    const uint32_t scaled = rounded_pair(low_of(word) * inverse_rms, high_of(word) * inverse_rms);
-    out.words[i] = rounded_pair(low_of(scaled) * weights[2 * i], high_of(scaled) * weights[2 * i + 1]);
-  }
-  return out;
-}
-
 /* Of both halves of each word, on magnitudes (magnitude_bits). */
 __device__ __forceinline__ uint32_t packed_absmax(uint32_t largest, const Packed& pack) {
 #pragma unroll

@@ -10,7 +10,7 @@ import pytest
 from tests.kernels import abi
 from tests.kernels.cases_sample import SETTINGS, Logits, Sampled, SampleProblem, coarse, counted, flat, peaked, request
 from tests.kernels.group import Group, open_group
-from tests.kernels.harness import Array, Buffer, Device, Table, assert_bits_equal, output, tensor
+from tests.kernels.harness import F32, FP8, Array, Buffer, Device, Table, assert_bits_equal, output, tensor
 from tests.kernels.quantized import outputs
 
 Dtype = np.dtype[Any]
@@ -41,17 +41,20 @@ def test_sums_are_in_order_of_rank_and_alike(
 
 
 @pytest.mark.parametrize("num_ranks", RANKS)
-@pytest.mark.parametrize(("rows", "cols"), [(0, 64), (1, 31), (3, 5120), (37, 1100)])
+@pytest.mark.parametrize("gap", [0, 2], ids=["whole", "anywhere"])
+@pytest.mark.parametrize(("rows", "cols"), [(0, 64), (1, 31), (3, 5120), (37, 1100), (150, 576)])
 def test_a_norm_of_a_sum_is_the_sum_and_then_the_norm(
-    table: Table, rng: np.random.Generator, act: Dtype, num_ranks: int, rows: int, cols: int
+    table: Table, rng: np.random.Generator, act: Dtype, num_ranks: int, rows: int, cols: int, gap: int
 ) -> None:
+    """gap: elements between rows; without, they are of whole packs, and their norm has one scale."""
     parts = [(3 * rng.standard_normal((rows, cols))).astype(act) for _ in range(num_ranks)]
     residual = rng.standard_normal((rows, cols)).astype(act)
     weight = rng.standard_normal(cols).astype(np.float32)
 
     def norm(device: Device, delta: Array, *, reduce: bool) -> list[Array]:
-        x, d, w = tensor(residual, cols + 4), tensor(delta, cols + 2), Buffer(weight)
-        y, q, scale = output(rows, cols, act, cols + 6), *outputs(rows, cols, True)
+        x, d, w = tensor(residual, cols + 2 * gap), tensor(delta, cols + gap), Buffer(weight)
+        y = output(rows, cols, act, cols + 3 * gap)
+        q, scale = outputs(rows, cols, True) if gap else (output(rows, cols, FP8), output(rows, 1, F32))
         written = [x, y, q, scale]
         args = abi.RmsNormArgs(rows, x.struct, d.struct, w.pointer, 1e-5, y.struct, q.struct, scale.struct, reduce)
         device.run(abi.Op.RMS_NORM, args)

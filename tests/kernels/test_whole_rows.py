@@ -1,4 +1,4 @@
-"""Rows of bf16 in whole, aligned packs may take faster paths: they give the bits of rows that lie anywhere, in any number."""
+"""Rows of bf16 in whole, aligned packs may take faster paths, of the same bits as rows that lie anywhere."""
 
 from collections.abc import Callable
 from typing import Any
