@@ -1,6 +1,7 @@
 #include "experts_pack.h"
 #include "ops.h"
 #include "row.cuh"
+#include "whole_row.cuh"
 
 namespace glm::cuda {
 
@@ -127,6 +128,29 @@ __global__ void quantize_listed_kernel(const int32_t* total, const int32_t* orde
   }
 }
 
+/* The same for whole packs of bf16, kEach in a thread. */
+template <int kEach>
+__global__ void quantize_listed_whole_kernel(const int32_t* total, const int32_t* order, bool settled, glm_tensor y,
+                                             RowTargets targets) {
+  __shared__ uint32_t largest[2][kWarp]; /* by turns: a row ends while others still read the last one's */
+  release_successor();
+  if (!settled) wait_for_predecessor();
+  const int first = static_cast<int>(blockIdx.x);
+  const int count = __ldcg(total);
+  int64_t index = first < count ? __ldcg(order + first) : 0;
+  wait_for_predecessor();
+  int turn = 0;
+  for (int i = first; i < count; i += static_cast<int>(gridDim.x), turn ^= 1) {
+    const int next = i + static_cast<int>(gridDim.x);
+    const int64_t following = next < count ? __ldcg(order + next) : 0;
+    const bf16* const from = row_of<bf16>(y, index);
+    Packed packs[kEach];
+    for_each_whole<kEach>(y.cols, [&](int j, int32_t column) { packs[j] = load_packed(from + column); });
+    store_whole_row<kEach>(y.cols, targets, index, largest[turn], [&](int j, int32_t) { return packs[j]; });
+    index = following;
+  }
+}
+
 ExpertInputs inputs_of(const glm_moe_gate_up_args& args) {
   return {args.x, args.x_scale, args.offsets, args.order, args.top_k, true};
 }
@@ -179,8 +203,18 @@ glm_status moe_gate_up(glm_device* device, const glm_moe_gate_up_args* args) {
     constexpr int kBlocksPerMultiprocessor = 32;
     const int blocks = std::min(args->rows * args->top_k, device->sm_count * kBlocksPerMultiprocessor);
     const Grid grid{dim3(static_cast<unsigned>(blocks)), row_threads(p.y.cols), shared_row_bytes(p.y.cols)};
-    return launch(device, "moe_gate_up (quantise)", grid, quantize_listed_kernel<Act>, args->offsets + args->gate.count,
-                  args->order, device->settled_offsets == args->offsets, p.y, RowTargets{{}, args->q, args->scale});
+    const int32_t* const total = args->offsets + args->gate.count;
+    const bool settled = device->settled_offsets == args->offsets;
+    const RowTargets targets{{}, args->q, args->scale};
+    if (act_dtype == GLM_BF16 && has_whole_packs(p.y, p.y.cols) && takes_whole_rows(targets, p.y.cols)) {
+      return with_each(args->rows, grid.threads, [&](auto each) {
+        const Grid whole{grid.blocks, grid.threads / each()};
+        return launch(device, "moe_gate_up (quantise)", whole, quantize_listed_whole_kernel<each()>, total, args->order,
+                      settled, p.y, targets);
+      });
+    }
+    return launch(device, "moe_gate_up (quantise)", grid, quantize_listed_kernel<Act>, total, args->order, settled, p.y,
+                  targets);
   });
 }
 
