@@ -49,21 +49,20 @@ __device__ __forceinline__ Packed silu_times(const Packed& gate, const Packed& u
   return out;
 }
 
-template <int kEach>
-__global__ void __launch_bounds__(kMaxRowThreads / kEach, 1)
-    silu_mul_whole_kernel(glm_tensor x, RowTargets targets, bool beside) {
+/* The same for whole packs of bf16. */
+__global__ void silu_mul_whole_kernel(glm_tensor x, RowTargets targets, bool beside) {
   __shared__ uint32_t largest[kWarp];
   begin_turn(beside);
   const int64_t index = blockIdx.x;
   const int32_t cols = x.cols / 2;
   const bf16* const from = row_of<bf16>(x, index);
-  Packed gates[kEach];
-  Packed ups[kEach];
-  for_each_whole<kEach>(cols, [&](int j, int32_t first) {
-    gates[j] = load_packed(from + first);
-    ups[j] = load_packed(from + cols + first);
+  Packed gate;
+  Packed up;
+  for_each_whole<1>(cols, [&](int, int32_t first) {
+    gate = load_packed(from + first);
+    up = load_packed(from + cols + first);
   });
-  store_whole_row<kEach>(cols, targets, index, largest, [&](int j, int32_t) { return silu_times(gates[j], ups[j]); });
+  store_whole_row<1>(cols, targets, index, largest, [&](int, int32_t) { return silu_times(gate, up); });
   end_turn(beside);
 }
 
@@ -80,10 +79,8 @@ glm_status silu_mul(glm_device* device, const glm_silu_mul_args* args) {
   const Grid grid{dim3(static_cast<unsigned>(args->rows)), row_threads(cols), shared_row_bytes(cols), 1, beside};
   const RowTargets targets{args->out, args->q, args->scale};
   if (args->x.dtype == GLM_BF16 && has_whole_packs(args->x, cols) && takes_whole_rows(targets, cols)) {
-    return with_each(args->rows, grid.threads, [&](auto each) {
-      const Grid whole{grid.blocks, grid.threads / each(), 0, 1, beside};
-      return launch(device, "silu_mul", whole, silu_mul_whole_kernel<each()>, args->x, targets, beside);
-    });
+    const Grid whole{grid.blocks, grid.threads, 0, 1, beside};
+    return launch(device, "silu_mul", whole, silu_mul_whole_kernel, args->x, targets, beside);
   }
   return with_act(args->x.dtype, [&](auto act) {
     using Act = typename decltype(act)::type;
