@@ -1,8 +1,11 @@
+#include <cooperative_groups.h>
+
 #include <algorithm>
 
 #include "beside.h"
 #include "kernel.cuh"
 #include "launch.h"
+#include "mma.cuh"
 #include "numeric.cuh"
 #include "ops.h"
 
@@ -11,6 +14,8 @@ namespace glm::cuda {
 namespace {
 
 constexpr int kThreads = 1024;
+constexpr int kGroupParts = 4;               /* blocks that share an expert of many assignments */
+constexpr int32_t kSplitFrom = 8 * kThreads; /* assignments */
 
 /* Whose assignments count as load. */
 struct Loads {
@@ -84,10 +89,10 @@ __device__ __forceinline__ int4 load_quad(const GroupParams& p, int32_t a) {
   return make_int4(id(a), id(a + 1), id(a + 2), id(a + 3));
 }
 
-/* Which of a lane's assignments in the chunks from `begin` on are its block's expert's: bits 4c to 4c + 3 for chunk c. `before` counts
+/* Which of a lane's assignments in the chunks from `begin` on are the expert's: bits 4c to 4c + 3 for chunk c. `before` counts
  * those of the rank's experts before it. */
-__device__ __forceinline__ uint32_t find_own(const GroupParams& p, int32_t begin, int chunks, int& before) {
-  const auto expert = static_cast<int32_t>(blockIdx.x);
+__device__ __forceinline__ uint32_t find_own(const GroupParams& p, int32_t expert, int32_t begin, int chunks,
+                                             int& before) {
   const auto lane = static_cast<int32_t>(threadIdx.x) % kWarp;
   int4 quads[kMostChunks];
 #pragma unroll
@@ -109,7 +114,7 @@ __device__ __forceinline__ uint32_t find_own(const GroupParams& p, int32_t begin
   return own;
 }
 
-/* Lists a piece's assignments of the block's expert from order[at] on, and moves `at` on. Returns how many of the lane's count as load. */
+/* Lists a piece's assignments of the expert from order[at] on, and moves `at` on. Returns how many of the lane's count as load. */
 __device__ __forceinline__ int list_own(const GroupParams& p, uint32_t own, int32_t begin, int chunks, int& at) {
   const auto lane = static_cast<int32_t>(threadIdx.x) % kWarp;
   uint32_t counts[kMostChunks / kChunksInWord] = {};
@@ -144,22 +149,45 @@ __device__ __forceinline__ int list_own(const GroupParams& p, uint32_t own, int3
   return load;
 }
 
-/* A block an expert, and one more for the end. Each warp counts a span of assignments, its own expert's and those of the experts before,
- * and then lists its own. */
+/* Of a block's assignments, those of the rank's experts before its own, and those of its own. */
+struct Counts {
+  int before;
+  int own;
+};
+
+/* From the counts of each block of a cluster the place of this one's first assignment; `total`: those before the expert. */
+__device__ __forceinline__ int place_in_cluster(Counts& counts, const Counts& block, int& total) {
+  const auto cluster = cooperative_groups::this_cluster();
+  const auto lane = static_cast<unsigned>(threadIdx.x) % kWarp;
+  if (threadIdx.x == 0) counts = block;
+  cluster.sync();
+  const Counts other = lane < cluster.num_blocks() ? *cluster.map_shared_rank(&counts, lane) : Counts{};
+  total = __reduce_add_sync(0xffffffffu, other.before);
+  const int place = total + __reduce_add_sync(0xffffffffu, lane < cluster.block_rank() ? other.own : 0);
+  cluster_leave_together();
+  return place;
+}
+
+/* A block an expert, and one more for the end; of many assignments, kParts blocks, a cluster. Each warp counts a span of assignments, its own
+ * expert's and those of the experts before, and then lists its own. */
+template <int kParts>
 __global__ void __launch_bounds__(kThreads) moe_group_kernel(const __grid_constant__ GroupParams p) {
   __shared__ int earlier[kWarp];
   __shared__ int own[kWarp];
+  __shared__ Counts counts;
   begin_turn(false);
   const int warps = static_cast<int>(blockDim.x) / kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int chunks = (p.assignments + warps * kChunk - 1) / (warps * kChunk);
-  const int32_t begin = warp * chunks * kChunk;
+  const auto expert = static_cast<int32_t>(blockIdx.x) / kParts;
+  const int part = static_cast<int>(blockIdx.x) % kParts;
+  const int chunks = (p.assignments + kParts * warps * kChunk - 1) / (kParts * warps * kChunk);
+  const int32_t begin = (part * warps + warp) * chunks * kChunk;
   uint32_t mask = 0;
   int before = 0;
   int matches = 0;
   for (int c = 0; c < chunks; c += kMostChunks) {
-    mask = find_own(p, begin + c * kChunk, min(chunks - c, kMostChunks), before);
+    mask = find_own(p, expert, begin + c * kChunk, min(chunks - c, kMostChunks), before);
     matches += __popc(mask);
   }
   before = __reduce_add_sync(0xffffffffu, before);
@@ -169,15 +197,17 @@ __global__ void __launch_bounds__(kThreads) moe_group_kernel(const __grid_consta
     own[warp] = matches;
   }
   __syncthreads();
-  const auto expert = static_cast<int32_t>(blockIdx.x);
-  int at = __reduce_add_sync(0xffffffffu, lane < warps ? earlier[lane] : 0);
-  if (threadIdx.x == 0) p.offsets[expert] = at;
+  int total = __reduce_add_sync(0xffffffffu, lane < warps ? earlier[lane] : 0);
+  const int found = lane < warps ? own[lane] : 0;
+  int at = total;
+  if (kParts > 1) at = place_in_cluster(counts, {total, __reduce_add_sync(0xffffffffu, found)}, total);
+  if (threadIdx.x == 0 && part == 0) p.offsets[expert] = total;
   if (expert == p.count) return;
-  at += __reduce_add_sync(0xffffffffu, lane < warp ? own[lane] : 0);
+  at += __reduce_add_sync(0xffffffffu, lane < warp ? found : 0);
   int load = 0;
   for (int c = 0; c < chunks; c += kMostChunks) {
     const int some = min(chunks - c, kMostChunks);
-    if (chunks > kMostChunks) mask = find_own(p, begin + c * kChunk, some, before);
+    if (chunks > kMostChunks) mask = find_own(p, expert, begin + c * kChunk, some, before);
     load += list_own(p, mask, begin + c * kChunk, some, at);
   }
   load = __reduce_add_sync(0xffffffffu, load);
@@ -206,9 +236,13 @@ glm_status moe_group(glm_device* device, const glm_moe_group_args* args) {
                   args->count, args->offsets, args->order, loads);
   }
   const GroupParams p{args->ids, args->top_k, assignments, args->first, args->count, args->offsets, args->order, loads};
+  if (assignments > kSplitFrom) {
+    const Grid many{dim3(grid.blocks.x * kGroupParts), kThreads, 0, kGroupParts};
+    return launch(device, "moe_group", many, moe_group_kernel<kGroupParts>, p);
+  }
   const int quads = (assignments + kQuad - 1) / kQuad;
-  const Grid many{grid.blocks, std::min(kThreads, (quads + kWarp - 1) / kWarp * kWarp)};
-  return launch(device, "moe_group", many, moe_group_kernel, p);
+  const Grid some{grid.blocks, std::min(kThreads, (quads + kWarp - 1) / kWarp * kWarp)};
+  return launch(device, "moe_group", some, moe_group_kernel<1>, p);
 }
 
 }  // namespace glm::cuda

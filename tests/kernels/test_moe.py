@@ -75,7 +75,7 @@ def test_group_lists_local_assignments_in_order(
     assert order.read()[: packed.offsets[-1]].tolist() == packed.order.tolist()
 
 
-@pytest.mark.parametrize("rows", [0, 1, 17, 1100])
+@pytest.mark.parametrize("rows", [0, 1, 17, 1100, 2100])
 @pytest.mark.parametrize("spare_slot", [-1, 2])
 def test_group_adds_up_loads_but_of_spare_rows(
     device: Device, rng: np.random.Generator, rows: int, spare_slot: int
