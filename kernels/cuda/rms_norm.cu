@@ -87,7 +87,7 @@ glm_status add_rms_norm(glm_device* device, const glm_rms_norm_args* args) {
   const RowTargets targets{args->out, args->q, args->scale};
   if (takes_whole_rows(args, targets)) {
     return with_each(args->rows, grid.threads, [&](auto each) {
-      const Grid whole{grid.blocks, grid.threads / each()};
+      const Grid whole{grid.blocks, grid.threads / each(), spreading_bytes(device, args->rows)};
       return launch(device, "rms_norm", whole, rms_norm_whole_kernel<each()>, args->residual, args->delta, args->weight,
                     args->eps, targets);
     });

@@ -5,6 +5,7 @@
 
 #include <type_traits>
 
+#include "device.h"
 #include "row.cuh"
 
 namespace glm::cuda {
@@ -28,6 +29,13 @@ inline bool has_whole_packs(const glm_tensor& tensor, int32_t cols) {
 inline bool takes_whole_rows(const RowTargets& targets, int32_t cols) {
   return cols <= kMaxRowThreads * kPack && has_whole_packs(targets.out, cols) && has_whole_packs(targets.q, cols) &&
          (targets.q.data == nullptr || targets.scale.cols == 1);
+}
+
+/* Shared memory that a block of few rows asks for and does not use, so that no multiprocessor takes a second one while others have none: blocks of
+ * the next kernel start beside those of the last, and rows take a multiprocessor's whole issue rate. */
+inline size_t spreading_bytes(const glm_device* device, int32_t rows) {
+  constexpr size_t kMoreThanHalf = 116 * 1024;
+  return rows <= device->sm_count ? kMoreThanHalf : 0;
 }
 
 /* Calls f with how many packs a thread of many rows has, an integral constant: `threads` are row_threads(cols). */
