@@ -20,8 +20,7 @@ __device__ __forceinline__ void load_heads(const bf16* q, int count, uint32_t (&
   const bf16* rows[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int head = lane_group() + half * 8;
-    rows[half] = head < count ? q + head * kDim : nullptr;
+    rows[half] = q + min(lane_group() + half * 8, count - 1) * kDim; /* what lies past the last head is never stored */
   }
   load_queries<T, kDim>(rows, out);
 }
@@ -203,10 +202,11 @@ __global__ void __launch_bounds__(kAttentionThreads, kBlocksPerSm<kFew>)
   const int first_in_group = static_cast<int>(blockIdx.z) % tiles_per_kv_head * kMmaHeads;
   const int first_head = kv_head * p.group + first_in_group;
   const int heads = min(kMmaHeads, p.group - first_in_group);
+  const int32_t slot = __ldcg(p.step.row_slots + row);
   const int keys = __ldcg(p.step.positions + row) + 1;
   const int size = split_keys(keys);
   if (kSplit && split * size >= keys) return;
-  const KvSource<Kv> source = kv_source<Kv>(p, row, kv_head);
+  const KvSource<Kv> source = kv_source_of_slot<Kv>(p, slot, kv_head);
   const KeyRange range = kSplit ? KeyRange{split * size, min(split * size + size, keys)} : KeyRange{0, keys};
   /* The predecessor may still be storing the last key and its value. */
   const int copied = range.first + kSlots<Kv, kFew> / 2 * kTileKeys;

@@ -22,7 +22,7 @@ class PairSums {
       pairs_[half] = tile.first_pair + group_ * kGroupPairs + warp * 16 + lane_group() + half * 8;
       positions_[half] = tile.position + tile.row_of_pair(pairs_[half], p.group);
       next_split_[half] = split_keys(positions_[half] + 1);
-      rows[half] = exists(half) ? element<bf16>(p.q, half) : nullptr;
+      rows[half] = element<bf16>(p.q, half);
     }
     first_position_ = tile.position + tile.row_of_pair(pairs_[0] - lane_group(), p.group);
     load_queries<T, kDim>(rows, queries_);
@@ -113,8 +113,9 @@ class PairSums {
 
   template <typename Act>
   __device__ __forceinline__ Act* element(const glm_tensor& tensor, int half) const {
-    const int head = tile_.kv_head * p_.group + pairs_[half] % p_.group;
-    return row_of<Act>(tensor, tile_.first_row + pairs_[half] / p_.group) + static_cast<int64_t>(head) * kDim;
+    const int pair = min(pairs_[half], tile_.rows * p_.group - 1);
+    const int head = tile_.kv_head * p_.group + pair % p_.group;
+    return row_of<Act>(tensor, tile_.first_row + pair / p_.group) + static_cast<int64_t>(head) * kDim;
   }
 
   __device__ __forceinline__ float4& total(int i) { return shared_.totals[group_][i][threadIdx.x % kWarpgroup]; }

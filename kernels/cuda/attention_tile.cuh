@@ -42,12 +42,16 @@ struct KvSource {
 };
 
 template <typename Kv>
-__device__ __forceinline__ KvSource<Kv> kv_source(const AttentionParams& p, int64_t row, int kv_head) {
+__device__ __forceinline__ KvSource<Kv> kv_source_of_slot(const AttentionParams& p, int32_t slot, int kv_head) {
   const int64_t head_elements = static_cast<int64_t>(GLM_PAGE_SIZE) * p.kv.head_dim;
   return {static_cast<const Kv*>(p.kv.k) + kv_head * head_elements,
           static_cast<const Kv*>(p.kv.v) + kv_head * head_elements,
-          p.pages.table + static_cast<int64_t>(__ldcg(p.step.row_slots + row)) * p.pages.max_pages,
-          p.kv.kv_heads * head_elements};
+          p.pages.table + static_cast<int64_t>(slot) * p.pages.max_pages, p.kv.kv_heads * head_elements};
+}
+
+template <typename Kv>
+__device__ __forceinline__ KvSource<Kv> kv_source(const AttentionParams& p, int64_t row, int kv_head) {
+  return kv_source_of_slot<Kv>(p, __ldcg(p.step.row_slots + row), kv_head);
 }
 
 /* The page ids of a sequence, 32 to a warp, one a lane; the next 32 are fetched while these are used. */
