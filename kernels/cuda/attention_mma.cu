@@ -10,7 +10,7 @@ template <typename Kv, int kDim, bool kFew>
 struct AttentionShared {
   Slots<Kv, kDim, kFew> slots;
   Wide<Kv> probabilities[kMmaHeads * kProbabilityPitch];
-  float maxima[kWarps][kMmaHeads];
+  float4 maxima[kMmaHeads]; /* of the four warps */
   float2 sums[kWarps][kWarp];
 };
 
@@ -25,8 +25,8 @@ __device__ __forceinline__ void load_heads(const bf16* q, int count, uint32_t (&
   load_queries<T, kDim>(rows, out);
 }
 
-__device__ __forceinline__ float max_of_warps(const float values[kWarps][kMmaHeads], int row) {
-  return fmaxf(fmaxf(values[0][row], values[1][row]), fmaxf(values[2][row], values[3][row]));
+__device__ __forceinline__ float max_of_warps(const float4& values) {
+  return fmaxf(fmaxf(values.x, values.y), fmaxf(values.z, values.w));
 }
 
 /* The largest score of each head among this warp's keys, to shared memory. */
@@ -37,7 +37,7 @@ __device__ __forceinline__ void share_maxima(AttentionShared<Kv, kDim, kFew>& sh
     const float own =
         fmaxf(fmaxf(scores[0][2 * half], scores[0][2 * half + 1]), fmaxf(scores[1][2 * half], scores[1][2 * half + 1]));
     const float largest = quad_max(own);
-    if (lane_member() == 0) shared.maxima[warp_index()][lane_group() + half * 8] = largest;
+    if (lane_member() == 0) reinterpret_cast<float*>(shared.maxima + lane_group() + half * 8)[warp_index()] = largest;
   }
 }
 
@@ -47,10 +47,11 @@ template <typename Kv, int kDim, bool kFew>
 __device__ __forceinline__ void weigh(AttentionShared<Kv, kDim, kFew>& shared, float scale, const float (&scores)[2][4],
                                       Accumulator<kDim>& acc, float (&before)[2]) {
   float sums[2];
+  const float4 maxima[2] = {shared.maxima[lane_group()], shared.maxima[lane_group() + 8]};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = lane_group() + half * 8;
-    const float largest = fmaxf(acc.rows.max[half], max_of_warps(shared.maxima, row));
+    const float largest = fmaxf(acc.rows.max[half], max_of_warps(maxima[half]));
     const float offset = largest * scale;
     before[half] = exp2_approx(acc.rows.max[half] * scale - offset);
     acc.rows.max[half] = largest;
@@ -128,9 +129,9 @@ template <typename Kv, int kDim>
 __device__ void store_partial(const AttentionParams& p, int64_t unit, int first_head, int heads, int split,
                               const Accumulator<kDim>& acc) {
   const int64_t base = (unit * p.heads + first_head) * p.max_splits + split;
-  for_each_pair<Kv, kDim>(acc, heads, [&](int head, int column, float2 sums, int half) {
+  for_each_run<Kv, kDim>(acc, heads, [&](int head, int column, auto sums, int half) {
     const int64_t at = base + static_cast<int64_t>(head) * p.max_splits;
-    *reinterpret_cast<float2*>(p.partial_sums + at * kDim + column) = sums;
+    *reinterpret_cast<decltype(sums)*>(p.partial_sums + at * kDim + column) = sums;
     if (column == 0) p.partial_weights[at] = make_float2(acc.states[half].max, acc.states[half].sum);
   });
 }

@@ -47,14 +47,16 @@ __device__ __forceinline__ void multiply_keys(const uint32_t (&queries)[kDim / 1
                                               float (&scores)[2][4]) {
   const int row = lane_index() / 16 * 8 + lane_index() % 8;
   const fp8* from = keys + row * kPitch<fp8, kDim> + lane_index() / 8 % 2 * 16;
+  uint32_t codes[kDim / 32][4];
+#pragma unroll
+  for (int i = 0; i < kDim / 32; ++i) load_matrices(codes[i], from + i * 32);
 #pragma unroll
   for (int step = 0; step < kDim / 16; step += 2) {
-    uint32_t codes[4];
-    load_matrices(codes, from + step * 16);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int i = j / 2 + j % 2 * 2; /* neighbours in the queue do not wait for each other */
-      mma_16x8x16<f16>(scores[i / 2], queries[step + i % 2], low_fp8_to_f16x2(codes[i]), high_fp8_to_f16x2(codes[i]));
+      const uint32_t four = codes[step / 2][i];
+      mma_16x8x16<f16>(scores[i / 2], queries[step + i % 2], low_fp8_to_f16x2(four), high_fp8_to_f16x2(four));
     }
   }
 }
@@ -64,6 +66,7 @@ template <typename Kv, int kDim>
 __device__ __forceinline__ void score_keys(const uint32_t (&queries)[kDim / 16][4], const Kv* k, int keys_left,
                                            float (&scores)[2][4]) {
   multiply_keys<kDim>(queries, k + warp_index() * kKeysPerWarp * kPitch<Kv, kDim>, scores);
+  if (keys_left >= kTileKeys) return;
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile) {
 #pragma unroll
@@ -132,9 +135,9 @@ __device__ __forceinline__ void add_values(const f16* probabilities, const fp8* 
   }
 }
 
-/* Calls f(row of the tile, column of the head, two sums of neighbouring columns, half). */
+/* Calls f(row of the tile, column of the head, the sums of neighbouring columns from there on, half): two, or four over FP8. */
 template <typename Kv, int kDim, typename F>
-__device__ __forceinline__ void for_each_pair(const Accumulator<kDim>& acc, int heads, F&& f) {
+__device__ __forceinline__ void for_each_run(const Accumulator<kDim>& acc, int heads, F&& f) {
 #pragma unroll
   for (int tile = 0; tile < Accumulator<kDim>::kTiles; tile += 2) {
 #pragma unroll
@@ -145,14 +148,22 @@ __device__ __forceinline__ void for_each_pair(const Accumulator<kDim>& acc, int 
       const float* high = acc.sums[tile + 1] + 2 * half;
       const int first = warp_index() * (kDim / kWarps) + tile * 8;
       if constexpr (std::is_same_v<Kv, fp8>) {
-        f(row, first + lane_member() * 4, make_float2(low[0], high[0]), half);
-        f(row, first + lane_member() * 4 + 2, make_float2(low[1], high[1]), half);
+        f(row, first + lane_member() * 4, make_float4(low[0], high[0], low[1], high[1]), half);
       } else {
         f(row, first + lane_member() * 2, make_float2(low[0], low[1]), half);
         f(row, first + 8 + lane_member() * 2, make_float2(high[0], high[1]), half);
       }
     }
   }
+}
+
+/* Likewise, two columns at a time. */
+template <typename Kv, int kDim, typename F>
+__device__ __forceinline__ void for_each_pair(const Accumulator<kDim>& acc, int heads, F&& f) {
+  for_each_run<Kv, kDim>(acc, heads, [&](int row, int column, auto sums, int half) {
+    f(row, column, make_float2(sums.x, sums.y), half);
+    if constexpr (std::is_same_v<decltype(sums), float4>) f(row, column + 2, make_float2(sums.z, sums.w), half);
+  });
 }
 
 }  // namespace glm::cuda

@@ -95,7 +95,11 @@ template <typename Kv, int kDim, bool kFew>
 class HalfStream {
  public:
   __device__ HalfStream(const KvSource<Kv>& source, const KeyRange& keys, Slots<Kv, kDim, kFew>& slots)
-      : source_(source), keys_(keys), slots_(slots), pages_(source.pages, keys) {
+      : from_{source.k + offset_in_page(), source.v + offset_in_page()},
+        page_bytes_(static_cast<uint32_t>(source.page_stride * sizeof(Kv))),
+        keys_(keys),
+        slots_(slots),
+        pages_(source.pages, keys) {
 #pragma unroll
     for (int i = 0; i < kSlots<Kv, kFew> - 1; ++i) {
       if (i % 2 == 0) {
@@ -110,7 +114,12 @@ class HalfStream {
   template <bool kValues>
   __device__ __forceinline__ void copy_next() {
     const int first = keys_.first + tile_ * kTileKeys;
-    if (first < keys_.last) copy_half(kValues ? source_.v : source_.k, first);
+    const auto* from = reinterpret_cast<const uint8_t*>(from_[kValues]);
+    if (first + kTileKeys <= keys_.last) {
+      copy_half<true>(from, first);
+    } else if (first < keys_.last) {
+      copy_half<false>(from, first);
+    }
     commit_copies();
     slot_ = slot_ == kSlots<Kv, kFew> - 1 ? 0 : slot_ + 1;
     if constexpr (kValues) {
@@ -120,23 +129,36 @@ class HalfStream {
   }
 
  private:
+  static constexpr int kPerChunk = 16 / sizeof(Kv);
+  static constexpr int kChunks = kDim / kPerChunk;
+  static constexpr int kKeysPerTurn = kAttentionThreads / kChunks;
+  static constexpr int kThreadsPerPage = GLM_PAGE_SIZE * kChunks; /* a chunk each */
+
+  static __device__ __forceinline__ int offset_in_page() {
+    return static_cast<int>(threadIdx.x) % kThreadsPerPage * kPerChunk;
+  }
+
   /* Keys past the range become zeros, so that nothing unwritten is ever multiplied. */
-  __device__ __forceinline__ void copy_half(const Kv* from, int first) {
-    constexpr int kPerChunk = 16 / sizeof(Kv);
-    constexpr int kChunks = kDim / kPerChunk;
-    constexpr int kKeysPerTurn = kAttentionThreads / kChunks;
-    const int chunk = static_cast<int>(threadIdx.x) % kChunks;
+  template <bool kWhole>
+  __device__ __forceinline__ void copy_half(const uint8_t* from, int first) {
+    const unsigned thread = threadIdx.x;
+    Kv* to = slots_[slot_] + thread / kChunks * kPitch<Kv, kDim> + thread % kChunks * kPerChunk;
 #pragma unroll
     for (int turn = 0; turn < kTileKeys / kKeysPerTurn; ++turn) {
-      const int key = turn * kKeysPerTurn + static_cast<int>(threadIdx.x) / kChunks;
-      const int of_tile = kKeysPerTurn <= GLM_PAGE_SIZE ? turn * kKeysPerTurn / GLM_PAGE_SIZE : key / GLM_PAGE_SIZE;
-      const int64_t page = pages_.id(tile_, of_tile) * source_.page_stride;
-      copy_async_16(slots_[slot_] + key * kPitch<Kv, kDim> + chunk * kPerChunk,
-                    from + page + key % GLM_PAGE_SIZE * kDim + chunk * kPerChunk, first + key < keys_.last);
+      const int key = turn * kKeysPerTurn; /* of thread 0 */
+      const int page = key / GLM_PAGE_SIZE + static_cast<int>(thread / kThreadsPerPage);
+      const uint8_t* at = from + static_cast<uint64_t>(static_cast<uint32_t>(pages_.id(tile_, page))) * page_bytes_ +
+                          key % GLM_PAGE_SIZE * kDim * static_cast<int>(sizeof(Kv));
+      if constexpr (kWhole) {
+        copy_async_16(to + key * kPitch<Kv, kDim>, at);
+      } else {
+        copy_async_16(to + key * kPitch<Kv, kDim>, at, first + key + static_cast<int>(thread / kChunks) < keys_.last);
+      }
     }
   }
 
-  const KvSource<Kv>& source_;
+  const Kv* from_[2]; /* this thread's chunk of a page of keys, of values */
+  const uint32_t page_bytes_;
   const KeyRange keys_;
   Slots<Kv, kDim, kFew>& slots_;
   int tile_ = 0; /* of the next half */
