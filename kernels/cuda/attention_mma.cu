@@ -99,20 +99,30 @@ class RangeWalker {
       float scores[2][4] = {};
       score_keys<Kv, kDim>(queries, next_slot(), last - first, scores);
       share_maxima(shared_, scores);
+      wait_copies<kSlots<Kv, kFew> - 2>();
       __syncthreads();
+      const auto values = early_values(next_slot());
       stream_.template copy_next<!kEvenSlots>();
       float before[2];
       weigh(shared_, p_.softmax_scale, scores, acc, before);
-      wait_copies<kSlots<Kv, kFew> - 1>();
       __syncthreads();
       add_sums(shared_, before, acc.rows);
-      add_values<kDim>(shared_.probabilities, next_slot(), acc);
+      add_values<kDim>(shared_.probabilities, values, acc);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) acc.states[half] = split_state(acc.rows, half, p_.softmax_scale);
   }
 
  private:
+  /* Codes of values are few enough to be read before the probabilities are known. */
+  static __device__ __forceinline__ auto early_values(const Kv* v) {
+    if constexpr (std::is_same_v<Kv, fp8>) {
+      return ValueCodes<kDim>(v);
+    } else {
+      return v;
+    }
+  }
+
   __device__ __forceinline__ const Kv* next_slot() {
     const Kv* slot = shared_.slots[slot_];
     slot_ = slot_ == kSlots<Kv, kFew> - 1 ? 0 : slot_ + 1;

@@ -113,25 +113,38 @@ __device__ __forceinline__ void add_codes(const uint32_t* codes, const uint32_t 
   mma_16x8x16<f16>(odd, a, high_fp8_to_f16x2(low), high_fp8_to_f16x2(high));
 }
 
-/* Likewise. 16 keys by 32 columns are loaded at once or, where the quarter is 16 columns, 32 keys by 16 columns. */
+/* This warp's columns of 64 values as codes. 16 keys by 32 columns are loaded at once or, where the quarter is 16 columns, 32 keys by
+ * 16 columns. */
 template <int kDim>
-__device__ __forceinline__ void add_values(const f16* probabilities, const fp8* v, Accumulator<kDim>& acc) {
-  constexpr bool kTwoSteps = kDim / kWarps == 16;
-  const int upper = lane_index() / 16;
-  const int key = lane_index() % 16 + (kTwoSteps ? upper * 16 : 0);
-  const fp8* from = v + key * kPitch<fp8, kDim> + warp_index() * (kDim / kWarps) + (kTwoSteps ? 0 : upper * 16);
+struct ValueCodes {
+  static constexpr bool kTwoSteps = kDim / kWarps == 16;
+  static constexpr int kLoads = kTileKeys / 16 / (kTwoSteps ? 2 : 1);
+
+  __device__ __forceinline__ explicit ValueCodes(const fp8* v) {
+    const int upper = lane_index() / 16;
+    const int key = lane_index() % 16 + (kTwoSteps ? upper * 16 : 0);
+    const fp8* from = v + key * kPitch<fp8, kDim> + warp_index() * (kDim / kWarps) + (kTwoSteps ? 0 : upper * 16);
 #pragma unroll
-  for (int step = 0; step < kTileKeys / 16; step += kTwoSteps ? 2 : 1) {
-    uint32_t codes[4];
-    load_matrices_transposed(codes, from + step * 16 * kPitch<fp8, kDim>);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      uint32_t a[4];
-      load_probabilities(a, probabilities, step + (kTwoSteps ? i : 0));
-      constexpr int kGroups = Accumulator<kDim>::kTiles / 2;
-      const int tile = i % kGroups * 2;
-      add_codes(codes + i * 2, a, acc.sums[tile], acc.sums[tile + 1]);
+    for (int i = 0; i < kLoads; ++i) {
+      load_matrices_transposed(codes[i], from + i * (kTileKeys / kLoads) * kPitch<fp8, kDim>);
     }
+  }
+
+  uint32_t codes[kLoads][4];
+};
+
+/* Likewise. */
+template <int kDim>
+__device__ __forceinline__ void add_values(const f16* probabilities, const ValueCodes<kDim>& v,
+                                           Accumulator<kDim>& acc) {
+  uint32_t a[kTileKeys / 16][4];
+#pragma unroll
+  for (int step = 0; step < kTileKeys / 16; ++step) load_probabilities(a[step], probabilities, step);
+#pragma unroll
+  for (int i = 0; i < 2 * ValueCodes<kDim>::kLoads; ++i) {
+    const int tile = i % (Accumulator<kDim>::kTiles / 2) * 2;
+    add_codes(v.codes[i / 2] + i % 2 * 2, a[ValueCodes<kDim>::kTwoSteps ? i : i / 2], acc.sums[tile],
+              acc.sums[tile + 1]);
   }
 }
 
