@@ -91,36 +91,61 @@ class RangeWalker {
   /* Online softmax over keys [first, last), which come next. */
   __device__ __forceinline__ void attend(const uint32_t (&queries)[kDim / 16][4], int first, int last,
                                          Accumulator<kDim>& acc) {
-    constexpr bool kEvenSlots = kSlots<Kv, kFew> % 2 == 0;
     for (; first < last; first += kTileKeys) {
-      wait_copies<kSlots<Kv, kFew> - 2>();
-      __syncthreads();
-      stream_.template copy_next<kEvenSlots>();
-      float scores[2][4] = {};
-      score_keys<Kv, kDim>(queries, next_slot(), last - first, scores);
-      share_maxima(shared_, scores);
-      wait_copies<kSlots<Kv, kFew> - 2>();
-      __syncthreads();
-      const auto values = early_values(next_slot());
-      stream_.template copy_next<!kEvenSlots>();
-      float before[2];
-      weigh(shared_, p_.softmax_scale, scores, acc, before);
-      __syncthreads();
-      add_sums(shared_, before, acc.rows);
-      add_values<kDim>(shared_.probabilities, values, acc);
+      if constexpr (std::is_same_v<Kv, fp8>) {
+        add_coded_tile(queries, last - first, acc);
+      } else {
+        add_tile(queries, last - first, acc);
+      }
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) acc.states[half] = split_state(acc.rows, half, p_.softmax_scale);
   }
 
  private:
-  /* Codes of values are few enough to be read before the probabilities are known. */
-  static __device__ __forceinline__ auto early_values(const Kv* v) {
-    if constexpr (std::is_same_v<Kv, fp8>) {
-      return ValueCodes<kDim>(v);
-    } else {
-      return v;
+  static constexpr bool kEvenSlots = kSlots<Kv, kFew> % 2 == 0;
+
+  __device__ __forceinline__ void add_tile(const uint32_t (&queries)[kDim / 16][4], int keys, Accumulator<kDim>& acc) {
+    wait_copies<kSlots<Kv, kFew> - 2>();
+    __syncthreads();
+    stream_.template copy_next<kEvenSlots>();
+    float scores[2][4] = {};
+    score_keys<Kv, kDim>(queries, next_slot(), keys, scores);
+    share_maxima(shared_, scores);
+    __syncthreads();
+    stream_.template copy_next<!kEvenSlots>();
+    float before[2];
+    weigh(shared_, p_.softmax_scale, scores, acc, before);
+    wait_copies<kSlots<Kv, kFew> - 1>();
+    __syncthreads();
+    add_sums(shared_, before, acc.rows);
+    add_values<kDim>(shared_.probabilities, next_slot(), acc);
+  }
+
+  /* Likewise. Codes of values are few enough to be read before the probabilities are known. So all warps have read them at the last
+   * barrier, at which the next tile's keys are there: it needs none of its own. */
+  __device__ __forceinline__ void add_coded_tile(const uint32_t (&queries)[kDim / 16][4], int keys,
+                                                 Accumulator<kDim>& acc) {
+    constexpr int kOthers = kSlots<Kv, kFew> - 2;
+    if (!begun_) {
+      wait_copies<kOthers>();
+      __syncthreads();
+      begun_ = true;
     }
+    stream_.template copy_next<kEvenSlots>();
+    float scores[2][4] = {};
+    score_keys<Kv, kDim>(queries, next_slot(), keys, scores);
+    share_maxima(shared_, scores);
+    wait_copies<kOthers>();
+    __syncthreads();
+    const ValueCodes<kDim> values(next_slot());
+    stream_.template copy_next<!kEvenSlots>();
+    float before[2];
+    weigh(shared_, p_.softmax_scale, scores, acc, before);
+    wait_copies<kOthers>();
+    __syncthreads();
+    add_sums(shared_, before, acc.rows);
+    add_values<kDim>(shared_.probabilities, values, acc);
   }
 
   __device__ __forceinline__ const Kv* next_slot() {
@@ -133,6 +158,7 @@ class RangeWalker {
   AttentionShared<Kv, kDim, kFew>& shared_;
   HalfStream<Kv, kDim, kFew> stream_;
   int slot_ = 0;
+  bool begun_ = false;
 };
 
 template <typename Kv, int kDim>
@@ -213,8 +239,9 @@ __global__ void __launch_bounds__(kAttentionThreads, kBlocksPerSm<kFew>)
   const int first_in_group = static_cast<int>(blockIdx.z) % tiles_per_kv_head * kMmaHeads;
   const int first_head = kv_head * p.group + first_in_group;
   const int heads = min(kMmaHeads, p.group - first_in_group);
-  const int32_t slot = __ldcg(p.step.row_slots + row);
-  const int keys = __ldcg(p.step.positions + row) + 1;
+  int32_t slot = __ldcg(p.step.row_slots + row);
+  int keys = __ldcg(p.step.positions + row) + 1;
+  asm volatile("" : "+r"(slot), "+r"(keys)); /* both are on their way before either is waited for */
   const int size = split_keys(keys);
   if (kSplit && split * size >= keys) return;
   const KvSource<Kv> source = kv_source_of_slot<Kv>(p, slot, kv_head);
