@@ -239,11 +239,10 @@ __global__ void __launch_bounds__(kAttentionThreads, kBlocksPerSm<kFew>)
   const int first_in_group = static_cast<int>(blockIdx.z) % tiles_per_kv_head * kMmaHeads;
   const int first_head = kv_head * p.group + first_in_group;
   const int heads = min(kMmaHeads, p.group - first_in_group);
-  int32_t slot = __ldcg(p.step.row_slots + row);
-  int keys = __ldcg(p.step.positions + row) + 1;
-  asm volatile("" : "+r"(slot), "+r"(keys)); /* both are on their way before either is waited for */
+  const int32_t slot = __ldcg(p.step.row_slots + row);
+  const int keys = __ldcg(p.step.positions + row) + 1;
   const int size = split_keys(keys);
-  if (kSplit && split * size >= keys) return;
+  if (kSplit && (split * size >= keys || slot < 0)) return; /* no slot is: the compiler shall not read it only after this */
   const KvSource<Kv> source = kv_source_of_slot<Kv>(p, slot, kv_head);
   const KeyRange range = kSplit ? KeyRange{split * size, min(split * size + size, keys)} : KeyRange{0, keys};
   /* The predecessor may still be storing the last key and its value. */
