@@ -242,7 +242,8 @@ __global__ void __launch_bounds__(kAttentionThreads, kBlocksPerSm<kFew>)
   const int32_t slot = __ldcg(p.step.row_slots + row);
   const int keys = __ldcg(p.step.positions + row) + 1;
   const int size = split_keys(keys);
-  if (kSplit && (split * size >= keys || slot < 0)) return; /* no slot is: the compiler shall not read it only after this */
+  if (kSplit && (split * size >= keys || slot < 0))
+    return; /* no slot is: the compiler shall not read it only after this */
   const KvSource<Kv> source = kv_source_of_slot<Kv>(p, slot, kv_head);
   const KeyRange range = kSplit ? KeyRange{split * size, min(split * size + size, keys)} : KeyRange{0, keys};
   /* The predecessor may still be storing the last key and its value. */

@@ -26,27 +26,49 @@ int64_t num_partials(const glm_paged_attention_args& args) {
   return static_cast<int64_t>(min(args.rows, kMaxSplitRows)) * args.heads * max_splits(args);
 }
 
-/* Block (x, y): unit, query head; a thread a column. */
-__global__ void merge_splits_kernel(const __grid_constant__ AttentionParams p) {
+constexpr int kMergeThreads = 128;
+constexpr int kMergeBlocks = 6; /* of a multiprocessor: with all the registers, the compiler starts the loads at once */
+constexpr int kMergedAtOnce = 8; /* splits whose sums are on their way at once */
+
+/* Block (x, y): unit, so many times four columns of its heads; a thread four columns. */
+__global__ void __launch_bounds__(kMergeThreads, kMergeBlocks)
+    merge_splits_kernel(const __grid_constant__ AttentionParams p) {
   release_successor();
   if (!p.settled) wait_for_predecessor();
   const int row = row_of_unit(p, static_cast<int>(blockIdx.x));
   const int splits = row < 0 ? 0 : num_splits(__ldcg(p.step.positions + row) + 1);
   if (p.settled) wait_for_predecessor();
-  if (splits <= p.merged_splits) return;
-  const int64_t first = (static_cast<int64_t>(blockIdx.x) * p.heads + blockIdx.y) * p.max_splits;
   const int32_t dim = p.kv.head_dim;
-  const int at = static_cast<int>(threadIdx.x);
+  const int column = static_cast<int>(blockIdx.y * kMergeThreads + threadIdx.x) * 4;
+  if (splits <= p.merged_splits || column >= p.heads * dim) return;
+  const int64_t first = (static_cast<int64_t>(blockIdx.x) * p.heads + column / dim) * p.max_splits;
+  const float* from = p.partial_sums + first * dim + column % dim;
   SoftmaxState state;
-  float sum = 0.0f;
-#pragma unroll 8
-  for (int i = 0; i < splits; ++i) {
-    const float2 weights = p.partial_weights[first + i];
-    const MergeFactors factors = merge(state, weights.x, weights.y);
-    sum = merged(sum, p.partial_sums[(first + i) * dim + at], factors);
+  float4 sum = {};
+  for (int done = 0; done < splits; done += kMergedAtOnce) {
+    float2 weights[kMergedAtOnce];
+    float4 added[kMergedAtOnce];
+#pragma unroll
+    for (int i = 0; i < kMergedAtOnce; ++i) {
+      const int split = done + i;
+      const bool exists = split < splits;
+      weights[i] = exists ? p.partial_weights[first + split] : make_float2(-INFINITY, 0.0f);
+      added[i] = exists ? *reinterpret_cast<const float4*>(from + split * dim) : float4{};
+    }
+#pragma unroll
+    for (int i = 0; i < kMergedAtOnce; ++i) {
+      const MergeFactors factors = merge(state, weights[i].x, weights[i].y);
+      sum.x = merged(sum.x, added[i].x, factors);
+      sum.y = merged(sum.y, added[i].y, factors);
+      sum.z = merged(sum.z, added[i].z, factors);
+      sum.w = merged(sum.w, added[i].w, factors);
+    }
   }
-  const float result = normalized(sum, state.sum);
-  row_of<bf16>(p.out, row)[static_cast<int64_t>(blockIdx.y) * dim + at] = from_float<bf16>(result);
+  bf16* out = row_of<bf16>(p.out, row) + column;
+  out[0] = from_float<bf16>(normalized(sum.x, state.sum));
+  out[1] = from_float<bf16>(normalized(sum.y, state.sum));
+  out[2] = from_float<bf16>(normalized(sum.z, state.sum));
+  out[3] = from_float<bf16>(normalized(sum.w, state.sum));
 }
 
 /* One block a split, then the merge of what no cluster has merged; or, with many rows, one block a row. */
@@ -57,7 +79,8 @@ glm_status decode(glm_device* device, AttentionParams& p, RowChoice choice, int 
   const bool split = units <= kMaxSplitRows;
   const glm_status status = attention_mma(device, p, split);
   if (status != GLM_OK || !split || p.max_splits <= p.merged_splits) return status;
-  const Grid grid{dim3(static_cast<unsigned>(units), static_cast<unsigned>(p.heads)), p.kv.head_dim};
+  const Grid grid{dim3(static_cast<unsigned>(units), blocks_for(p.heads * p.kv.head_dim, 4 * kMergeThreads)),
+                  kMergeThreads};
   return launch(device, "paged_attention (merge)", grid, merge_splits_kernel, p);
 }
 
