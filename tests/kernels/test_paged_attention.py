@@ -87,6 +87,29 @@ def test_a_row_has_the_same_bits_alone_and_in_a_crowd(
         assert_bits_equal(elsewhere, alone)
 
 
+@pytest.mark.parametrize("longest", [4096, 4700])
+@pytest.mark.parametrize("kv", [BF16, FP8], ids=str)
+@pytest.mark.parametrize("heads,kv_heads,head_dim", [(12, 1, 128), (8, 2, 64)])
+def test_rows_of_large_batches_have_the_bits_they_have_alone(
+    device: Device,
+    rng: np.random.Generator,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    kv: "np.dtype[Any]",
+    longest: int,
+) -> None:
+    lengths = [*EDGES, 2048, 2049, 3000, longest - 1, longest]
+    spans = [(length - 1, 1) for length in lengths]
+    problem = AttentionProblem(AttentionCase(heads, kv_heads, head_dim, spans, kv, BF16), rng)
+    alone = [problem.run(device, [chunk])[0] for chunk in problem.chunks()]
+    for rows in (33, 70, 130, 200, 270):
+        slots = rng.integers(0, len(lengths), rows)
+        crowd = problem.run(device, [problem.chunks()[slot] for slot in slots])
+        for slot, row in zip(slots, crowd, strict=True):
+            assert_bits_equal(row, alone[slot])
+
+
 def test_later_keys_never_touch_earlier_rows(device: Device, rng: np.random.Generator) -> None:
     problem = AttentionProblem(AttentionCase(4, 1, 32, [(0, 40)]), rng)
     clean = problem.run(device, [Chunk(0, 0, 40)])[0]
