@@ -12,8 +12,9 @@ namespace glm::cuda {
 
 constexpr int kRouteExperts = 16; /* of a block */
 constexpr int kRouteWarps = 8;
-constexpr int kRouteSplit = 8; /* blocks of a cluster, which share K */
-constexpr int kRouteStep = 16; /* elements of K that a warp multiplies at once */
+constexpr int kRouteSplit = 8;                                       /* blocks of a cluster, which share K */
+constexpr int kRouteStep = 16;                                       /* elements of K that a warp multiplies at once */
+constexpr int kRouteStride = kRouteSplit * kRouteWarps * kRouteStep; /* from a step of a warp to its next */
 constexpr int kRouteAhead = 5; /* steps whose weights decode reads before the predecessor ends: all of 5120 columns */
 
 /* Elements of K, from `k` on, in the order that a lane multiplies them; zeros past the end. */
@@ -74,50 +75,103 @@ __device__ __forceinline__ void multiply_route_step(RouteWeights w, const uint2 
   }
 }
 
-template <typename W, int kTiles>
-__device__ __forceinline__ void route_step(const RouteWeights& w, const bf16* const tokens[kTiles], int k, int n,
-                                           float sums[kTiles][4]) {
-  uint2 b[kTiles];
+/* A warp's tokens, kTiles times eight. Where rows are aligned, those of its first steps come to shared memory all at once,
+ * [step][token][kRouteStep]: read step by step they would take as many trips. */
+template <int kTiles>
+struct RouteTokens {
+  static constexpr int kStepBytes = kTiles * 8 * kRouteStep * 2;
+  static constexpr int kBytes = kRouteAhead * kStepBytes; /* of a warp */
+
+  const glm_tensor& x;
+  int first;
+  int end;
+  uint8_t* copied; /* kBytes, or NULL */
+
+  /* Starts the copies; zeros past the last token and column. `k`: the warp's first column. */
+  __device__ __forceinline__ void copy(int k) const {
+    for (int i = static_cast<int>(threadIdx.x) % kWarp; i < kRouteAhead * kTiles * 16; i += kWarp) {
+      const int column = k + i / (kTiles * 16) * kRouteStride + i % 2 * 8;
+      const int token = first + i / 2 % (kTiles * 8);
+      const bool valid = token < end && column < x.cols;
+      copy_async_16(copied + i * 16, row_of<bf16>(x, valid ? token : 0) + (valid ? column : 0), valid);
+    }
+    commit_copies();
+  }
+
+  /* This lane's of a step that has been copied. */
+  __device__ __forceinline__ void read_copied(int step, uint2 b[kTiles]) const {
+    const auto* own = reinterpret_cast<const uint2*>(copied + step * kStepBytes) + threadIdx.x % kWarp;
 #pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) b[tile] = load_route_tokens(tokens[tile], k, n);
-  multiply_route_step<W, kTiles>(w, b, sums);
+    for (int tile = 0; tile < kTiles; ++tile) b[tile] = own[tile * kWarp];
+  }
+
+  /* This lane's from column k on. */
+  __device__ __forceinline__ void read(int k, uint2 b[kTiles]) const {
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      const int token = first + tile * 8 + static_cast<int>(threadIdx.x) % kWarp / 4;
+      b[tile] = load_route_tokens(token < end ? row_of<bf16>(x, token) : nullptr, k, x.cols);
+    }
+  }
+};
+
+/* The warp's sums over its share of K, from `k` on. Weights are no operation's output: the first steps' are read before the
+ * predecessor ends. */
+template <typename W, int kTiles>
+__device__ __forceinline__ void route_sums(const W* const rows[2], const RouteTokens<kTiles>& tokens, int k,
+                                           bool beside, float sums[kTiles][4]) {
+  const int cols = tokens.x.cols;
+  const int own = k + static_cast<int>(threadIdx.x) % 4 * 4;
+  const auto load = [&](int at) {
+    return RouteWeights{load_route_weights(rows[0], at, cols), load_route_weights(rows[1], at, cols)};
+  };
+  RouteWeights ahead[kRouteAhead];
+#pragma unroll
+  for (int i = 0; i < kRouteAhead; ++i) ahead[i] = load(own + i * kRouteStride);
+  begin_turn(beside);
+  uint2 b[kTiles];
+  if (tokens.copied != nullptr) {
+    tokens.copy(k);
+    wait_copies<0>();
+    __syncwarp();
+  }
+#pragma unroll
+  for (int i = 0; i < kRouteAhead; ++i) {
+    if (tokens.copied != nullptr) {
+      tokens.read_copied(i, b);
+    } else {
+      tokens.read(own + i * kRouteStride, b);
+    }
+    multiply_route_step<W, kTiles>(ahead[i], b, sums);
+  }
+  for (int at = kRouteAhead * kRouteStride; k + at < cols; at += kRouteStride) {
+    tokens.read(own + at, b);
+    multiply_route_step<W, kTiles>(load(own + at), b, sums);
+  }
 }
 
-/* The warp's sums over its share of K, from `k` on. Weights are no operation's output: the first kAhead steps' are read
- * before the predecessor ends. */
-template <typename W, int kTiles, int kAhead>
-__device__ __forceinline__ void route_sums(const W* const rows[2], const glm_tensor& x, int first_token, int num_tokens,
-                                           int k, bool beside, float sums[kTiles][4]) {
-  constexpr int kStride = kRouteSplit * kRouteWarps * kRouteStep;
-  const auto load = [&](int at) {
-    return RouteWeights{load_route_weights(rows[0], at, x.cols), load_route_weights(rows[1], at, x.cols)};
-  };
-  RouteWeights ahead[kAhead > 0 ? kAhead : 1];
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) ahead[i] = load(k + i * kStride);
-  begin_turn(beside);
-  const int group = static_cast<int>(threadIdx.x) % kWarp / 4;
-  const bf16* tokens[kTiles];
-#pragma unroll
-  for (int i = 0; i < kTiles; ++i) {
-    const int token = first_token + i * 8 + group;
-    tokens[i] = token < num_tokens ? row_of<bf16>(x, token) : nullptr;
-  }
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) route_step<W, kTiles>(ahead[i], tokens, k + i * kStride, x.cols, sums);
-  for (int at = k + kAhead * kStride; at - k % kRouteStep < x.cols; at += kStride) {
-    route_step<W, kTiles>(load(at), tokens, at, x.cols, sums);
-  }
-}
+template <int kTiles>
+struct RouteShape {
+  static constexpr int kTokens = kTiles * 8;
+  using Partials = float[kRouteWarps][kTokens][kRouteExperts + 1];
+  /* Partial sums take the tokens' place. */
+  static constexpr int kTokenBytes = kRouteWarps * RouteTokens<kTiles>::kBytes;
+  static constexpr int kSharedBytes = kTokenBytes > static_cast<int>(sizeof(Partials))
+                                          ? kTokenBytes
+                                          : static_cast<int>(sizeof(Partials));
+};
 
 /* Block (x, y): 16 experts times the cluster's split of K, kTiles times eight tokens. */
-template <typename W, int kTiles, int kAhead>
+template <typename W, int kTiles>
 __global__ void __launch_bounds__(kRouteWarps* kWarp, 2)
-    route_logits_mma_kernel(glm_tensor x, glm_weight weight, int32_t rows, bool beside, float* logits) {
+    route_logits_mma_kernel(const __grid_constant__ glm_tensor x, glm_weight weight, int32_t rows, bool beside,
+                            bool aligned, float* logits) {
   namespace cg = cooperative_groups;
-  constexpr int kTokens = kTiles * 8;
-  __shared__ float partials[kRouteWarps][kTokens][kRouteExperts + 1];
+  using Shape = RouteShape<kTiles>;
+  constexpr int kTokens = Shape::kTokens;
+  extern __shared__ uint4 shared[];
   __shared__ float totals[kTokens][kRouteExperts];
+  auto& partials = *reinterpret_cast<typename Shape::Partials*>(shared);
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int group = static_cast<int>(threadIdx.x) % kWarp / 4;
   const int member = static_cast<int>(threadIdx.x) % 4;
@@ -129,9 +183,11 @@ __global__ void __launch_bounds__(kRouteWarps* kWarp, 2)
     weights[i] =
         static_cast<const W*>(weight.data) + min(first_expert + group + i * 8, weight.rows - 1) * weight.stride;
   }
+  uint8_t* copied = reinterpret_cast<uint8_t*>(shared) + warp * RouteTokens<kTiles>::kBytes;
+  const RouteTokens<kTiles> tokens{x, first_token, rows, aligned ? copied : nullptr};
   float sums[kTiles][4] = {};
-  const int first_k = (rank * kRouteWarps + warp) * kRouteStep + member * 4;
-  route_sums<W, kTiles, kAhead>(weights, x, first_token, rows, first_k, beside, sums);
+  route_sums<W, kTiles>(weights, tokens, (rank * kRouteWarps + warp) * kRouteStep, beside, sums);
+  __syncthreads();
 #pragma unroll
   for (int i = 0; i < kTiles * 4; ++i) {
     partials[warp][i / 4 * 8 + member * 2 + i % 2][group + i % 4 / 2 * 8] = sums[i / 4][i % 4];
@@ -157,21 +213,25 @@ __global__ void __launch_bounds__(kRouteWarps* kWarp, 2)
   end_turn(beside);
 }
 
-template <typename W, int kTiles, int kAhead>
-glm_status launch_route_logits(glm_device* device, const glm_moe_route_args& args, bool beside, float* logits) {
-  const Grid grid{dim3(blocks_for(args.experts, kRouteExperts) * kRouteSplit, blocks_for(args.rows, kTiles * 8)),
-                  kRouteWarps * kWarp, 0, kRouteSplit, beside};
-  return launch(device, "moe_route (logits)", grid, route_logits_mma_kernel<W, kTiles, kAhead>, args.x, args.weight,
-                args.rows, beside, logits);
+inline bool are_route_rows_aligned(const glm_tensor& x) {
+  return x.cols % 8 == 0 && x.stride % 8 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
 }
 
-/* Into logits[rows][experts]. Prefill has blocks enough to hide the reads of weights, and no registers to spare for them. */
+template <typename W, int kTiles>
+glm_status launch_route_logits(glm_device* device, const glm_moe_route_args& args, bool beside, float* logits) {
+  const Grid grid{dim3(blocks_for(args.experts, kRouteExperts) * kRouteSplit, blocks_for(args.rows, kTiles * 8)),
+                  kRouteWarps * kWarp, RouteShape<kTiles>::kSharedBytes, kRouteSplit, beside};
+  return launch(device, "moe_route (logits)", grid, route_logits_mma_kernel<W, kTiles>, args.x, args.weight, args.rows,
+                beside, are_route_rows_aligned(args.x), logits);
+}
+
+/* Into logits[rows][experts]. */
 template <typename W>
 glm_status route_logits(glm_device* device, const glm_moe_route_args& args, bool beside, float* logits) {
-  if (args.rows <= 8) return launch_route_logits<W, 1, kRouteAhead>(device, args, beside, logits);
-  if (args.rows <= 16) return launch_route_logits<W, 2, kRouteAhead>(device, args, beside, logits);
-  if (args.rows <= 64) return launch_route_logits<W, 8, kRouteAhead>(device, args, beside, logits);
-  return launch_route_logits<W, 8, 0>(device, args, beside, logits);
+  if (args.rows <= 8) return launch_route_logits<W, 1>(device, args, beside, logits);
+  if (args.rows <= 16) return launch_route_logits<W, 2>(device, args, beside, logits);
+  if (args.rows <= 32) return launch_route_logits<W, 4>(device, args, beside, logits);
+  return launch_route_logits<W, 8>(device, args, beside, logits);
 }
 
 }  // namespace glm::cuda

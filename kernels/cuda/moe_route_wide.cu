@@ -13,7 +13,6 @@ constexpr int kBlockExperts = kExpertWarps * kRouteExperts;
 constexpr int kStages = 4;
 constexpr int kStageSteps = 4;
 constexpr int kTokenBytes = kRouteStep * 2; /* of a step */
-constexpr int kBucketStride = kRouteSplit * kRouteWarps * kRouteStep;
 
 /* kTokenWarps times kExpertWarps warps: 16 experts, kTiles times eight tokens each. */
 template <int kTiles, int kTokenWarps>
@@ -23,7 +22,9 @@ struct WideRoute {
   static constexpr int kSums = kTiles * 4; /* of a thread */
   static constexpr int kStageBytes = kStageSteps * kTokens * kTokenBytes;
   static constexpr int kSharedBytes = kStages * kStageBytes + kSums * kThreads * static_cast<int>(sizeof(float));
-  static constexpr int kBlocks = kThreads <= 320 ? 2 : 1; /* of a multiprocessor */
+  static constexpr int kBlocks = kThreads <= 320 ? 2 : 1;      /* of a multiprocessor */
+  static constexpr int kAhead = kTiles <= 4 ? kStageSteps : 2; /* steps whose weights are on their way */
+  static_assert(kStageSteps % kAhead == 0);
 };
 
 /* Where the steps of a block lie: all of a bucket, then the next bucket's. */
@@ -34,10 +35,10 @@ struct BucketSteps {
 
   /* Whether that ends a bucket. */
   __device__ __forceinline__ bool advance() {
-    column += kBucketStride;
+    column += kRouteStride;
     if (++index < count) return false;
     index = 0;
-    column += kRouteStep - count * kBucketStride;
+    column += kRouteStep - count * kRouteStride;
     return true;
   }
 };
@@ -78,7 +79,7 @@ __device__ __forceinline__ void sum_buckets(const glm_tensor& x, const W* const 
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int group = static_cast<int>(threadIdx.x) % kWarp / 4;
   const int member = static_cast<int>(threadIdx.x) % 4;
-  const int strides = (x.cols + kBucketStride - 1) / kBucketStride;
+  const int strides = (x.cols + kRouteStride - 1) / kRouteStride;
   const int first_column = static_cast<int>(blockIdx.x) % kRouteSplit * kRouteWarps * kRouteStep;
   const uint8_t* own = stages + (warp / kExpertWarps * kTiles * 8 + group) * kTokenBytes + member * 8;
   BucketSteps ahead{first_column + member * 4, 0, strides};
@@ -88,7 +89,9 @@ __device__ __forceinline__ void sum_buckets(const glm_tensor& x, const W* const 
     ahead.advance();
     return w;
   };
-  RouteWeights next = load_next();
+  RouteWeights next[Shape::kAhead];
+#pragma unroll
+  for (int i = 0; i < Shape::kAhead; ++i) next[i] = load_next();
   begin_turn(beside);
   BucketSteps copied{first_column, 0, strides};
   const int last = kRouteWarps * strides / kStageSteps;
@@ -107,8 +110,8 @@ __device__ __forceinline__ void sum_buckets(const glm_tensor& x, const W* const 
     const uint8_t* tokens = own + stage % kStages * Shape::kStageBytes;
 #pragma unroll
     for (int step = 0; step < kStageSteps; ++step) {
-      const RouteWeights w = next;
-      next = load_next();
+      const RouteWeights w = next[step % Shape::kAhead];
+      next[step % Shape::kAhead] = load_next();
       uint2 b[kTiles];
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
@@ -182,8 +185,7 @@ glm_status launch_wide(glm_device* device, const glm_moe_route_args& args, bool 
 
 bool are_route_logits_wide(const glm_moe_route_args& args) {
   constexpr int kWideFrom = 256; /* rows */
-  return args.rows >= kWideFrom && args.x.dtype == GLM_BF16 && args.x.cols % 8 == 0 && args.x.stride % 8 == 0 &&
-         reinterpret_cast<uintptr_t>(args.x.data) % 16 == 0;
+  return args.rows >= kWideFrom && args.x.dtype == GLM_BF16 && are_route_rows_aligned(args.x);
 }
 
 template <typename W>
