@@ -10,21 +10,22 @@ namespace {
 
 constexpr int kExpertWarps = 10; /* of 16 experts each: GLM-4.7 has 160 */
 constexpr int kBlockExperts = kExpertWarps * kRouteExperts;
-constexpr int kStages = 4;
-constexpr int kStageSteps = 4;
+constexpr int kStages = 3;
 constexpr int kTokenBytes = kRouteStep * 2; /* of a step */
 
-/* kTokenWarps times kExpertWarps warps: 16 experts, kTiles times eight tokens each. */
-template <int kTiles, int kTokenWarps>
+/* A block: kTiles times eight tokens, which each warp multiplies by 16 experts. Stages hold [step][token][kRouteStep] and
+ * [step][expert][kRouteStep]. For many tokens two blocks share a multiprocessor. */
+template <typename W, int kTiles>
 struct WideRoute {
-  static constexpr int kTokens = kTokenWarps * kTiles * 8;
-  static constexpr int kThreads = kTokenWarps * kExpertWarps * kWarp;
+  static constexpr int kTokens = kTiles * 8;
+  static constexpr int kThreads = kExpertWarps * kWarp;
   static constexpr int kSums = kTiles * 4; /* of a thread */
-  static constexpr int kStageBytes = kStageSteps * kTokens * kTokenBytes;
+  static constexpr int kStageSteps = kTiles <= 4 ? 4 : 2;
+  static constexpr int kWeightBytes = kRouteStep * static_cast<int>(sizeof(W)); /* of a step */
+  static constexpr int kStepBytes = kTokens * kTokenBytes + kBlockExperts * kWeightBytes;
+  static constexpr int kStageBytes = kStageSteps * kStepBytes;
   static constexpr int kSharedBytes = kStages * kStageBytes + kSums * kThreads * static_cast<int>(sizeof(float));
-  static constexpr int kBlocks = kThreads <= 320 ? 2 : 1;      /* of a multiprocessor */
-  static constexpr int kAhead = kTiles <= 4 ? kStageSteps : 2; /* steps whose weights are on their way */
-  static_assert(kStageSteps % kAhead == 0);
+  static constexpr int kBlocks = kTiles <= 4 ? 1 : 2; /* of a multiprocessor */
 };
 
 /* Where the steps of a block lie: all of a bucket, then the next bucket's. */
@@ -43,21 +44,30 @@ struct BucketSteps {
   }
 };
 
-/* Copies the tokens of the next kStageSteps steps: [step][token][kRouteStep]; zeros past the last token and column. */
-template <typename Shape>
-__device__ __forceinline__ void copy_stage(const glm_tensor& x, int first_token, int rows, BucketSteps& steps,
-                                           uint8_t* stage) {
-  constexpr int kChunks = Shape::kTokens * 2; /* of 16 bytes */
+/* Copies rows [first, end) of a step, kRows of them; zeros past the last row and column. */
+template <int kRows, int kThreads, typename T>
+__device__ __forceinline__ void copy_rows(const T* data, int64_t stride, int first, int end, int column, int cols,
+                                          uint8_t* to) {
+  constexpr int kChunks = kRouteStep * static_cast<int>(sizeof(T)) / 16; /* of a row */
+  constexpr int kElements = kRouteStep / kChunks;
 #pragma unroll
-  for (int step = 0; step < kStageSteps; ++step) {
-    for (int i = static_cast<int>(threadIdx.x); i < kChunks; i += Shape::kThreads) {
-      const int column = steps.column + i % 2 * 8;
-      const bool valid = first_token + i / 2 < rows && column < x.cols;
-      const bf16* from = row_of<bf16>(x, valid ? first_token + i / 2 : 0) + (valid ? column : 0);
-      copy_async_16(stage + step * Shape::kTokens * kTokenBytes + i * 16, from, valid);
-    }
-    steps.advance();
+  for (int base = 0; base < kRows * kChunks; base += kThreads) {
+    const int i = base + static_cast<int>(threadIdx.x);
+    if (kRows * kChunks % kThreads != 0 && i >= kRows * kChunks) return;
+    const int row = first + i / kChunks;
+    const int at = column + i % kChunks * kElements;
+    const bool valid = row < end && at < cols;
+    copy_async_16(to + i * 16, data + (valid ? row * stride + at : 0), valid);
   }
+}
+
+/* Four weights of a step, in the order that a lane multiplies them. */
+__device__ __forceinline__ float4 read_weights(const float* from) {
+  return *reinterpret_cast<const float4*>(from);
+}
+template <typename W>
+__device__ __forceinline__ float4 read_weights(const W* from) {
+  return make_float4(to_float(from[0]), to_float(from[1]), to_float(from[2]), to_float(from[3]));
 }
 
 /* Adds a bucket's sums to the thread's own, totals[sum][thread]. */
@@ -71,51 +81,81 @@ __device__ __forceinline__ void add_bucket(float sums[kTiles][4], bool is_first,
   }
 }
 
+/* Sends the block's steps through the stages. Weights are no operation's output: those of the first stages are on their way before the
+ * predecessor ends. */
+template <typename W, int kTiles>
+struct StageCopies {
+  using Shape = WideRoute<W, kTiles>;
+
+  const glm_tensor& x;
+  const glm_weight& weight;
+  int first_token;
+  int rows;
+  int first_expert;
+  uint8_t* stages;
+  BucketSteps weights;
+  BucketSteps tokens;
+
+  __device__ __forceinline__ uint8_t* step(int stage, int i) const {
+    return stages + stage % kStages * Shape::kStageBytes + i * Shape::kStepBytes;
+  }
+  __device__ __forceinline__ void copy_weights(int stage) {
+#pragma unroll
+    for (int i = 0; i < Shape::kStageSteps; ++i) {
+      copy_rows<kBlockExperts, Shape::kThreads>(static_cast<const W*>(weight.data), weight.stride, first_expert,
+                                                weight.rows, weights.column, x.cols,
+                                                step(stage, i) + Shape::kTokens * kTokenBytes);
+      weights.advance();
+    }
+  }
+  __device__ __forceinline__ void copy_tokens(int stage) {
+#pragma unroll
+    for (int i = 0; i < Shape::kStageSteps; ++i) {
+      copy_rows<Shape::kTokens, Shape::kThreads>(static_cast<const bf16*>(x.data), x.stride, first_token, rows,
+                                                 tokens.column, x.cols, step(stage, i));
+      tokens.advance();
+    }
+  }
+};
+
 /* The block's sums of its share of K into totals[sum][thread]. */
-template <typename W, int kTiles, int kTokenWarps>
-__device__ __forceinline__ void sum_buckets(const glm_tensor& x, const W* const weights[2], int first_token, int rows,
-                                            bool beside, uint8_t* stages, float* totals) {
-  using Shape = WideRoute<kTiles, kTokenWarps>;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+template <typename W, int kTiles>
+__device__ __forceinline__ void sum_buckets(StageCopies<W, kTiles> copies, int strides, bool beside, float* totals) {
+  using Shape = WideRoute<W, kTiles>;
   const int group = static_cast<int>(threadIdx.x) % kWarp / 4;
   const int member = static_cast<int>(threadIdx.x) % 4;
-  const int strides = (x.cols + kRouteStride - 1) / kRouteStride;
-  const int first_column = static_cast<int>(blockIdx.x) % kRouteSplit * kRouteWarps * kRouteStep;
-  const uint8_t* own = stages + (warp / kExpertWarps * kTiles * 8 + group) * kTokenBytes + member * 8;
-  BucketSteps ahead{first_column + member * 4, 0, strides};
-  const auto load_next = [&] {
-    const RouteWeights w{load_route_weights(weights[0], ahead.column, x.cols),
-                         load_route_weights(weights[1], ahead.column, x.cols)};
-    ahead.advance();
-    return w;
-  };
-  RouteWeights next[Shape::kAhead];
-#pragma unroll
-  for (int i = 0; i < Shape::kAhead; ++i) next[i] = load_next();
+  const int own_expert = static_cast<int>(threadIdx.x) / kWarp * kRouteExperts + group;
+  const int own_token = group * kTokenBytes + member * 8;
+  const int own_weight =
+      Shape::kTokens * kTokenBytes + own_expert * Shape::kWeightBytes + member * Shape::kWeightBytes / 4;
+  const int last = kRouteWarps * strides / Shape::kStageSteps;
+  for (int i = 0; i < kStages - 1; ++i) copies.copy_weights(i);
   begin_turn(beside);
-  BucketSteps copied{first_column, 0, strides};
-  const int last = kRouteWarps * strides / kStageSteps;
-  const auto copy = [&](int stage) {
-    if (stage < last) copy_stage<Shape>(x, first_token, rows, copied, stages + stage % kStages * Shape::kStageBytes);
-    commit_copies();
-  };
-  for (int i = 0; i < kStages - 1; ++i) copy(i);
+  for (int i = 0; i < kStages - 1; ++i) {
+    copies.copy_tokens(i);
+    commit_copies(); /* the first group has the weights of all */
+  }
   float sums[kTiles][4] = {};
-  BucketSteps at{first_column, 0, strides};
+  BucketSteps at{0, 0, strides};
   bool is_first = true;
   for (int stage = 0; stage < last; ++stage) {
     wait_copies<kStages - 2>();
     __syncthreads();
-    copy(stage + kStages - 1);
-    const uint8_t* tokens = own + stage % kStages * Shape::kStageBytes;
+    if (stage + kStages - 1 < last) {
+      copies.copy_weights(stage + kStages - 1);
+      copies.copy_tokens(stage + kStages - 1);
+    }
+    commit_copies();
 #pragma unroll
-    for (int step = 0; step < kStageSteps; ++step) {
-      const RouteWeights w = next[step % Shape::kAhead];
-      next[step % Shape::kAhead] = load_next();
+    for (int i = 0; i < Shape::kStageSteps; ++i) {
+      const uint8_t* step = copies.step(stage, i);
+      const RouteWeights w{
+          read_weights(reinterpret_cast<const W*>(step + own_weight)),
+          read_weights(reinterpret_cast<const W*>(step + own_weight + kRouteExperts / 2 * Shape::kWeightBytes))};
       uint2 b[kTiles];
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
-        b[tile] = *reinterpret_cast<const uint2*>(tokens + (step * Shape::kTokens + tile * 8) * kTokenBytes);
+        b[tile] = *reinterpret_cast<const uint2*>(step + own_token + tile * 8 * kTokenBytes);
       }
       multiply_route_step<W, kTiles>(w, b, sums);
       if (!at.advance()) continue;
@@ -126,10 +166,9 @@ __device__ __forceinline__ void sum_buckets(const glm_tensor& x, const W* const 
 }
 
 /* Adds the cluster's totals in order of rank, an eighth of them in each block. */
-template <int kTiles, int kTokenWarps>
+template <typename Shape>
 __device__ __forceinline__ void store_logits(float* totals, int first_token, int first_expert, int rows, int experts,
                                              float* logits) {
-  using Shape = WideRoute<kTiles, kTokenWarps>;
   constexpr int kShare = Shape::kSums * Shape::kThreads / kRouteSplit;
   auto cluster = cooperative_groups::this_cluster();
   for (int i = static_cast<int>(threadIdx.x); i < kShare; i += Shape::kThreads) {
@@ -137,9 +176,8 @@ __device__ __forceinline__ void store_logits(float* totals, int first_token, int
     const int thread = at % Shape::kThreads;
     const int sum_index = at / Shape::kThreads;
     const int warp = thread / kWarp;
-    const int token =
-        first_token + warp / kExpertWarps * kTiles * 8 + sum_index / 4 * 8 + thread % 4 * 2 + sum_index % 2;
-    const int expert = first_expert + warp % kExpertWarps * kRouteExperts + thread % kWarp / 4 + sum_index % 4 / 2 * 8;
+    const int token = first_token + sum_index / 4 * 8 + thread % 4 * 2 + sum_index % 2;
+    const int expert = first_expert + warp * kRouteExperts + thread % kWarp / 4 + sum_index % 4 / 2 * 8;
     if (token >= rows || expert >= experts) continue;
     float sum = 0.0f;
 #pragma unroll
@@ -149,51 +187,58 @@ __device__ __forceinline__ void store_logits(float* totals, int first_token, int
 }
 
 /* Block (x, y): kBlockExperts experts times the cluster's split of K, a tile of tokens. */
-template <typename W, int kTiles, int kTokenWarps>
-__global__ void __launch_bounds__(WideRoute<kTiles, kTokenWarps>::kThreads, WideRoute<kTiles, kTokenWarps>::kBlocks)
-    route_logits_wide_kernel(glm_tensor x, glm_weight weight, int32_t rows, bool beside, float* logits) {
-  using Shape = WideRoute<kTiles, kTokenWarps>;
+template <typename W, int kTiles>
+__global__ void __launch_bounds__(WideRoute<W, kTiles>::kThreads, WideRoute<W, kTiles>::kBlocks)
+    route_logits_wide_kernel(const __grid_constant__ glm_tensor x, const __grid_constant__ glm_weight weight,
+                             int32_t rows, bool beside, float* logits) {
+  using Shape = WideRoute<W, kTiles>;
   extern __shared__ uint4 shared[];
   auto* stages = reinterpret_cast<uint8_t*>(shared);
   auto* totals = reinterpret_cast<float*>(stages + kStages * Shape::kStageBytes);
   const int first_expert = static_cast<int>(blockIdx.x) / kRouteSplit * kBlockExperts;
   const int first_token = static_cast<int>(blockIdx.y) * Shape::kTokens;
-  const int own_expert = first_expert + static_cast<int>(threadIdx.x) / kWarp % kExpertWarps * kRouteExperts +
-                         static_cast<int>(threadIdx.x) % kWarp / 4;
-  const W* weights[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    weights[i] = static_cast<const W*>(weight.data) + min(own_expert + i * 8, weight.rows - 1) * weight.stride;
-  }
-  sum_buckets<W, kTiles, kTokenWarps>(x, weights, first_token, rows, beside, stages, totals);
+  const int strides = (x.cols + kRouteStride - 1) / kRouteStride;
+  const BucketSteps first{static_cast<int>(blockIdx.x) % kRouteSplit * kRouteWarps * kRouteStep, 0, strides};
+  const StageCopies<W, kTiles> copies{x, weight, first_token, rows, first_expert, stages, first, first};
+  sum_buckets<W, kTiles>(copies, strides, beside, totals);
   cooperative_groups::this_cluster().sync();
-  store_logits<kTiles, kTokenWarps>(totals, first_token, first_expert, rows, weight.rows, logits);
+  store_logits<Shape>(totals, first_token, first_expert, rows, weight.rows, logits);
   cluster_leave_together();
   end_turn(beside);
 }
 
-template <typename W, int kTiles, int kTokenWarps>
+template <typename W, int kTiles>
 glm_status launch_wide(glm_device* device, const glm_moe_route_args& args, bool beside, float* logits) {
-  using Shape = WideRoute<kTiles, kTokenWarps>;
+  using Shape = WideRoute<W, kTiles>;
   const Grid grid{dim3(blocks_for(args.experts, kBlockExperts) * kRouteSplit, blocks_for(args.rows, Shape::kTokens)),
                   Shape::kThreads, Shape::kSharedBytes, kRouteSplit, beside};
-  return launch(device, "moe_route (logits)", grid, route_logits_wide_kernel<W, kTiles, kTokenWarps>, args.x,
-                args.weight, args.rows, beside, logits);
+  return launch(device, "moe_route (logits)", grid, route_logits_wide_kernel<W, kTiles>, args.x, args.weight, args.rows,
+                beside, logits);
+}
+
+template <typename T, typename Rows>
+bool are_rows_aligned(const Rows& rows) {
+  return rows.stride * sizeof(T) % 16 == 0 && reinterpret_cast<uintptr_t>(rows.data) % 16 == 0;
 }
 
 }  // namespace
 
+template <typename W>
 bool are_route_logits_wide(const glm_moe_route_args& args) {
   constexpr int kWideFrom = 256; /* rows */
-  return args.rows >= kWideFrom && args.x.dtype == GLM_BF16 && are_route_rows_aligned(args.x);
+  return args.rows >= kWideFrom && args.x.dtype == GLM_BF16 && args.x.cols % 8 == 0 && are_rows_aligned<bf16>(args.x) &&
+         are_rows_aligned<W>(args.weight);
 }
 
 template <typename W>
 glm_status route_logits_wide(glm_device* device, const glm_moe_route_args& args, bool beside, float* logits) {
-  if (args.rows <= 512) return launch_wide<W, 4, 1>(device, args, beside, logits);
-  return launch_wide<W, 8, 1>(device, args, beside, logits);
+  if (args.rows <= 512) return launch_wide<W, 4>(device, args, beside, logits);
+  return launch_wide<W, 8>(device, args, beside, logits);
 }
 
+template bool are_route_logits_wide<float>(const glm_moe_route_args&);
+template bool are_route_logits_wide<bf16>(const glm_moe_route_args&);
+template bool are_route_logits_wide<f16>(const glm_moe_route_args&);
 template glm_status route_logits_wide<float>(glm_device*, const glm_moe_route_args&, bool, float*);
 template glm_status route_logits_wide<bf16>(glm_device*, const glm_moe_route_args&, bool, float*);
 template glm_status route_logits_wide<f16>(glm_device*, const glm_moe_route_args&, bool, float*);
