@@ -28,20 +28,6 @@ __global__ void route_logits_kernel(glm_tensor x, glm_weight weight, int32_t row
   }
 }
 
-struct SelectParams {
-  const float* logits; /* [rows][experts] */
-  const float* bias;
-  int32_t experts;
-  int32_t top_k;
-  int32_t groups;
-  int32_t topk_groups;
-  int32_t normalize;
-  float scale;
-  glm_tensor ids;
-  glm_tensor weights;
-  const int32_t* places;
-};
-
 constexpr int kSelectThreads = 1024;
 constexpr int kSelectSplit = 4; /* threads that find an expert's rank */
 constexpr int kFewSelections = 256;
@@ -88,7 +74,7 @@ __device__ void score_groups(const float* choices, int groups, int size, float* 
 }
 
 /* Takes the experts of all groups but the topk_groups best. */
-__device__ void drop_groups(const SelectParams& p, float* choices, float* group_scores) {
+__device__ void drop_groups(const RouteChoice& p, float* choices, float* group_scores) {
   const int size = p.experts / p.groups;
   score_groups(choices, p.groups, size, group_scores);
   for (int i = 0; i < p.topk_groups; ++i) take_best(group_scores, p.groups);
@@ -120,7 +106,7 @@ __device__ int rank_of_expert(const uint32_t* keys, int experts, int expert, int
 }
 
 /* One block a row, for few rows kSelectSplit threads an expert. Shared: choices, which become keys; scores, group scores. */
-__global__ void __launch_bounds__(kSelectThreads) route_select_kernel(const __grid_constant__ SelectParams p) {
+__global__ void __launch_bounds__(kSelectThreads) route_select_kernel(const __grid_constant__ RouteChoice p) {
   extern __shared__ __align__(16) float choices[];
   __shared__ int32_t chosen[kWarp];
   const int padded = padded_experts(p.experts);
@@ -187,9 +173,10 @@ glm_status moe_route(glm_device* device, const glm_moe_route_args* args) {
   const Turn turn(device, touched);
   const glm_status status = compute_logits(device, *args, turn.beside(), logits);
   if (status != GLM_OK) return status;
-  if (is_route_select_wide(*args)) return route_select_wide(device, *args, logits);
-  const SelectParams p{logits,          args->bias,  args->experts, args->top_k,   args->groups, args->topk_groups,
-                       args->normalize, args->scale, args->ids,     args->weights, args->places};
+  const RouteChoice p{logits,      args->bias,   args->rows,        args->experts,
+                      args->top_k, args->groups, args->topk_groups, args->normalize,
+                      args->scale, args->ids,    args->weights,     args->places};
+  if (is_route_select_wide(p)) return route_select_wide(device, p);
   /* Many rows share the multiprocessors: there as many threads as experts have least to do. */
   const int wanted = args->rows <= kFewSelections ? args->experts * kSelectSplit : args->experts;
   const int threads = std::min(kSelectThreads, (wanted + kWarp - 1) / kWarp * kWarp);

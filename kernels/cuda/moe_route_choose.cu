@@ -13,26 +13,13 @@ constexpr int kRowsPerBlock = 8;
 constexpr int kLaneExperts = 8; /* at most */
 constexpr unsigned kAll = 0xffffffffu;
 
-struct ChooseParams {
-  const float* logits; /* [rows][experts] */
-  const float* bias;
-  int32_t rows;
-  int32_t experts;
-  int32_t top_k;
-  int32_t normalize;
-  float scale;
-  glm_tensor ids;
-  glm_tensor weights;
-  const int32_t* places;
-};
-
 /* Of the lane's experts: every 32nd, from the lane on. */
 struct LaneExperts {
   float scores[kLaneExperts];
   uint32_t keys[kLaneExperts];
 };
 
-__device__ __forceinline__ LaneExperts score_experts(const ChooseParams& p, int64_t row, int lane) {
+__device__ __forceinline__ LaneExperts score_experts(const RouteChoice& p, int64_t row, int lane) {
   LaneExperts own;
 #pragma unroll
   for (int i = 0; i < kLaneExperts; ++i) {
@@ -73,7 +60,7 @@ __device__ __forceinline__ Choice take_best(LaneExperts& own, int lane) {
   return {expert, score};
 }
 
-__global__ void __launch_bounds__(kRowsPerBlock* kWarp) route_choose_kernel(const __grid_constant__ ChooseParams p) {
+__global__ void __launch_bounds__(kRowsPerBlock* kWarp) route_choose_kernel(const __grid_constant__ RouteChoice p) {
   begin_turn(false);
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x / kWarp;
@@ -93,15 +80,13 @@ __global__ void __launch_bounds__(kRowsPerBlock* kWarp) route_choose_kernel(cons
 
 }  // namespace
 
-bool is_route_select_wide(const glm_moe_route_args& args) {
+bool is_route_select_wide(const RouteChoice& p) {
   constexpr int kWideFrom = 256; /* rows */
-  return args.rows >= kWideFrom && args.groups == 1 && args.experts <= kLaneExperts * kWarp;
+  return p.rows >= kWideFrom && p.groups == 1 && p.experts <= kLaneExperts * kWarp;
 }
 
-glm_status route_select_wide(glm_device* device, const glm_moe_route_args& args, const float* logits) {
-  const ChooseParams p{logits,         args.bias,  args.rows, args.experts, args.top_k,
-                       args.normalize, args.scale, args.ids,  args.weights, args.places};
-  const Grid grid{dim3(blocks_for(args.rows, kRowsPerBlock)), kRowsPerBlock * kWarp};
+glm_status route_select_wide(glm_device* device, const RouteChoice& p) {
+  const Grid grid{dim3(blocks_for(p.rows, kRowsPerBlock)), kRowsPerBlock * kWarp};
   return launch(device, "moe_route (select)", grid, route_choose_kernel, p);
 }
 
