@@ -34,8 +34,8 @@ LinearParams linear_params(const glm_linear_args& args, int channels_per_tile) {
 
 glm_status linear(glm_device* device, const glm_linear_args* args) {
   if (args->rows == 0) return GLM_OK;
+  if (is_wide(device, *args)) return linear_wide(device, *args);
   const bool fp8_on_wgmma = device->has_wgmma && args->out.dtype == GLM_BF16;
-  if (fp8_on_wgmma && is_wide(device, *args)) return linear_wide(device, *args);
   switch (args->format) {
     case GLM_W_FP8_CHANNEL:
       return fp8_on_wgmma ? linear_on_wgmma<Operand::kFp8Channel>(device, *args)

@@ -52,14 +52,15 @@ __device__ __forceinline__ ChannelEpilogue load_epilogue(const LinearParams& p, 
   return e;
 }
 
-/* Adds the cluster's partial sums in order of rank. */
-__device__ __forceinline__ ChannelSums sum_ranks(float* partials, int at, int split) {
+/* Adds the tile's partial sums in order of rank. own: this block's rank. */
+__device__ __forceinline__ ChannelSums sum_ranks(float* partials, int at, int split, int own) {
   if (split == 1) return load_sums(partials + at);
   auto cluster = cooperative_groups::this_cluster();
+  const int first = static_cast<int>(cluster.block_rank()) - own;
   ChannelSums parts[kMaxSplit];
 #pragma unroll
   for (int rank = 0; rank < kMaxSplit; ++rank) {
-    if (rank < split) parts[rank] = load_sums(cluster.map_shared_rank(partials, rank) + at);
+    if (rank < split) parts[rank] = load_sums(cluster.map_shared_rank(partials, first + rank) + at);
   }
   ChannelSums total = parts[0];
 #pragma unroll
@@ -83,7 +84,7 @@ __device__ __forceinline__ void finish_tile(const LinearParams& p, const TilePla
   for (int i = static_cast<int>(threadIdx.x) / kGroups; i < kTokens / p.split; i += kTokensPerTurn) {
     const int token = i * p.split + place.rank;
     if (token >= tokens || epilogue.count <= 0) break;
-    ChannelSums sums = sum_ranks(partials, token * kPitch + epilogue.first, p.split);
+    ChannelSums sums = sum_ranks(partials, token * kPitch + epilogue.first, p.split, place.rank);
 #pragma unroll
     for (int j = 0; j < kPack; ++j) {
       if (kOperand == Operand::kFp8Channel) sums.values[j] = sums.values[j] * row_scales[token] * epilogue.scale[j];

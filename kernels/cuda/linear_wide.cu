@@ -120,14 +120,23 @@ __device__ __forceinline__ void multiply_and_stage(const WideParams& p, const Wi
   }
 }
 
-template <int kChunks>
-__device__ __forceinline__ void copy_tile(const WideParams& p, const WideTile& tile, const WidePipe<kChunks>& pipe,
-                                          typename WidePipe<kChunks>::Place& at) {
-  const CUtensorMap* map = &p.weights[max(tile.part, 0)];
-  const auto copy_weights = [&](uint8_t* to, int column, uint64_t* full) {
-    copy_box(to, map, column, tile.channel, full);
-  };
-  pipe.load(copy_weights, &p.x, tile.token, kChunks, p.steps, at);
+/* By one thread: all tiles. The first weights are on their way before the predecessor's end. */
+template <int kChunks, typename F>
+__device__ __forceinline__ void copy_tiles(const WideParams& p, const WidePipe<kChunks>& pipe, F&& for_each_tile) {
+  typename WidePipe<kChunks>::Place at;
+  int ahead = -1;
+  for_each_tile([&](const WideTile& tile) {
+    const CUtensorMap* map = &p.weights[max(tile.part, 0)];
+    const auto copy_weights = [&](uint8_t* to, int column, uint64_t* full) {
+      copy_box(to, map, column, tile.channel, full);
+    };
+    if (ahead < 0) {
+      ahead = pipe.load_ahead(copy_weights, kChunks, p.steps);
+      wait_for_predecessor();
+    }
+    pipe.load(copy_weights, &p.x, tile.token, kChunks, p.steps, at, ahead);
+    ahead = 0;
+  });
 }
 
 template <int kChunks>
@@ -144,7 +153,7 @@ __global__ void __launch_bounds__(kWideThreads, 1) linear_wide_kernel(const __gr
   extern __shared__ uint4 shared[];
   __shared__ Ring<wide_stages(kChunks)> ring;
   __shared__ float row_scales[kChunks * kChunkTokens];
-  begin_kernel();
+  release_successor();
   const WidePipe<kChunks> pipe{&ring, swizzle_aligned(reinterpret_cast<uint8_t*>(shared))};
   pipe.init();
   const int clusters = static_cast<int>(gridDim.x) / kWideCluster;
@@ -154,16 +163,18 @@ __global__ void __launch_bounds__(kWideThreads, 1) linear_wide_kernel(const __gr
       f(wide_tile(p, index, kChunks * kChunkTokens));
     }
   };
-  typename WidePipe<kChunks>::Place at;
   const WideRole role = wide_role();
   if (role == WideRole::kMultiply) {
     take_registers<kMultiplyRegisters>();
+    typename WidePipe<kChunks>::Place at;
+    wait_for_predecessor();
     for_each_tile(
         [&](const WideTile& tile) { multiply_and_stage<kSegmented, kChunks>(p, tile, pipe, row_scales, at); });
   } else {
     leave_registers<kCopyRegisters>();
-    if (role == WideRole::kCopy) for_each_tile([&](const WideTile& tile) { copy_tile<kChunks>(p, tile, pipe, at); });
+    if (role == WideRole::kCopy) copy_tiles<kChunks>(p, pipe, for_each_tile);
     if (role == WideRole::kStore) {
+      wait_for_predecessor();
       for (int chunk = 0; chunk < kChunks; ++chunk) give_room(chunk);
       for_each_tile([&](const WideTile& tile) { store_tile<kChunks>(p, tile, pipe); });
     }
@@ -212,7 +223,9 @@ struct LinearBlocks {
   int split_of_k;
 };
 
+template <Operand kOperand>
 LinearBlocks blocks_of(const glm_linear_args& args) {
+  constexpr int kElement = kOperand == Operand::kBf16 ? 2 : 1;
   int channels = 0;
   LinearBlocks blocks = {};
   for (int i = 0; i < args.num_parts; ++i) {
@@ -221,7 +234,7 @@ LinearBlocks blocks_of(const glm_linear_args& args) {
     blocks.tiles += blocks_for(args.parts[i].rows, kWideChannels);
   }
   constexpr int kDecodeTokens = 64;
-  blocks.split_of_k = split_of<Operand::kFp8Channel>(channels, args.x.cols);
+  blocks.split_of_k = split_of<kOperand>(channels, args.x.cols * kElement);
   blocks.decode *= int64_t{blocks.split_of_k} * blocks_for(args.rows, kDecodeTokens);
   blocks.split = blocks.tiles * blocks.split_of_k * blocks_for(args.rows, kChunkTokens);
   return blocks;
@@ -231,13 +244,20 @@ LinearBlocks blocks_of(const glm_linear_args& args) {
 
 /* Decode's tiles are the fastest way as long as all of them run at once, two blocks a multiprocessor. */
 bool is_wide(const glm_device* device, const glm_linear_args& args) {
-  constexpr int kWideFrom = 96; /* rows */
-  return args.rows >= kWideFrom && args.format == GLM_W_FP8_CHANNEL && is_aligned(args, 1) &&
-         blocks_of(args).decode > 2 * device->sm_count;
+  constexpr int kFp8From = 96; /* rows */
+  constexpr int kBf16From = 65;
+  if (!device->has_wgmma) return false;
+  if (args.format == GLM_W_BF16) {
+    return args.x.dtype == GLM_BF16 && args.rows >= kBf16From && is_aligned(args, 2) &&
+           blocks_of<Operand::kBf16>(args).decode > 2 * device->sm_count;
+  }
+  return args.format == GLM_W_FP8_CHANNEL && args.out.dtype == GLM_BF16 && args.rows >= kFp8From &&
+         is_aligned(args, 1) && blocks_of<Operand::kFp8Channel>(args).decode > 2 * device->sm_count;
 }
 
 glm_status linear_wide(glm_device* device, const glm_linear_args& args) {
-  const LinearBlocks blocks = blocks_of(args);
+  if (args.format == GLM_W_BF16) return linear_wide_split(device, args);
+  const LinearBlocks blocks = blocks_of<Operand::kFp8Channel>(args);
   if (blocks.split_of_k > 1) {
     if (blocks.split <= device->sm_count) return linear_wide_split(device, args);
     return launch_wide<true, 1>(device, args); /* the sums of segments take the registers of a second chunk */

@@ -88,18 +88,32 @@ struct WidePipe {
     cluster_sync();
   }
 
+  /* By the thread that loads, before the first tile: its first weights. Returns the steps that they are. */
+  template <typename F>
+  __device__ __forceinline__ int load_ahead(F&& copy_weights, int chunks, int steps) const {
+    const int ahead = min(kStages, steps);
+    Place at;
+    for (int step = 0; step < ahead; ++step, at.advance()) {
+      barrier_expect(&ring->full[at.stage], kWideChannels * kStepBytes + chunks * kChunkBytes);
+      copy_weights(weights(at), step * kStepBytes, &ring->full[at.stage]);
+    }
+    return ahead;
+  }
+
   /* By one thread: all steps of the tile whose tokens start at row `token` of the map, `chunks` chunks of them. copy_weights(stage, column,
-   * barrier) copies a step's weights. */
+   * barrier) copies a step's weights; those of the first `ahead` steps are on their way. */
   template <typename F>
   __device__ __forceinline__ void load(F&& copy_weights, const CUtensorMap* token_map, int token, int chunks, int steps,
-                                       Place& at) const {
+                                       Place& at, int ahead = 0) const {
     constexpr uint16_t kBoth = (1 << kWideCluster) - 1;
     const int first = static_cast<int>(cluster_rank()) * kTokenBox;
     for (int step = 0; step < steps; ++step, at.advance()) {
       uint64_t* full = &ring->full[at.stage];
-      ring->wait_empty(at);
-      barrier_expect(full, kWideChannels * kStepBytes + chunks * kChunkBytes);
-      copy_weights(weights(at), step * kStepBytes, full);
+      if (step >= ahead) {
+        ring->wait_empty(at);
+        barrier_expect(full, kWideChannels * kStepBytes + chunks * kChunkBytes);
+        copy_weights(weights(at), step * kStepBytes, full);
+      }
       if (first < chunks * kChunkTokens) {
         copy_box(tokens(at) + first * kStepBytes, token_map, step * kStepBytes, token + first, full, kBoth);
       }
