@@ -17,6 +17,7 @@ struct WideParams {
   int steps;
   CUtensorMap x;
   CUtensorMap weights[GLM_MAX_PARTS];
+  CUtensorMap out[GLM_MAX_PARTS]; /* the parts' columns of the output */
 };
 
 struct WideTile {
@@ -63,61 +64,41 @@ __device__ __forceinline__ WideEpilogue wide_epilogue(const LinearParams& p, con
   return e;
 }
 
-/* Eight channels of a token. */
-__device__ __forceinline__ void store_staged(bf16* to, int count, const uint8_t* staged) {
-  const uint4 values = *reinterpret_cast<const uint4*>(staged);
-  if (count >= kPack && reinterpret_cast<uintptr_t>(to) % sizeof(values) == 0) {
-    *reinterpret_cast<uint4*>(to) = values;
-    return;
-  }
-  const bf16* from = reinterpret_cast<const bf16*>(&values);
-#pragma unroll
-  for (int i = 0; i < kPack; ++i) {
-    if (i < count) to[i] = from[i];
-  }
-}
-
-/* By the storing warps: a staged chunk to the output. */
-template <int kChunks>
-__device__ __forceinline__ void store_chunk(const LinearParams& p, const WideTile& tile, int chunk,
-                                            const WidePipe<kChunks>& pipe) {
-  constexpr int kPacks = kWideChannels / kPack;
-  constexpr int kGroupPacks = kPacks / kWideGroups;
-  const int first = tile.token + chunk * kChunkTokens;
-  const int last = tile.part < 0 ? 0 : min(kChunkTokens, p.rows - first);
-  for (int i = static_cast<int>(threadIdx.x) % kWarpgroup - kWarp; i < last * kPacks; i += kStoreThreads) {
-    const int token = i / kPacks;
-    const int pack = i % kPacks;
-    const int count = p.parts[tile.part].rows - tile.channel - pack * kPack;
-    if (count <= 0) continue;
-    const uint8_t* from = pipe.outputs(chunk, pack / kGroupPacks) + swizzled_offset(token, pack % kGroupPacks);
-    const int column = p.tiling.first_channel[tile.part] + tile.channel + pack * kPack;
-    store_staged(row_of<bf16>(p.out, first + token) + column, count, from);
-  }
-}
-
+/* By a multiplying warpgroup: its outputs, which a tensor copy stores while the next tile is multiplied. */
 template <bool kSegmented, int kChunks>
-__device__ __forceinline__ void multiply_and_stage(const WideParams& p, const WideTile& tile,
+__device__ __forceinline__ void multiply_and_store(const WideParams& p, const WideTile& tile,
                                                    const WidePipe<kChunks>& pipe, float* row_scales,
                                                    typename WidePipe<kChunks>::Place& at) {
-  const int thread = static_cast<int>(threadIdx.x);
-  const float own_scale = *row_of<float>(p.linear.x_scale, min(tile.token + thread, p.linear.rows - 1));
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+  const int group = static_cast<int>(threadIdx.x) / kWarpgroup;
+  float own_scales[kChunks];
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+    const int token = min(tile.token + chunk * kChunkTokens + thread, p.linear.rows - 1);
+    own_scales[chunk] = *row_of<float>(p.linear.x_scale, token);
+  }
   const WideEpilogue epilogue = wide_epilogue(p.linear, tile);
   WideSums<kChunks> sums;
   multiply_wide<kSegmented>(sums, pipe, p.steps, p.linear.steps_per_block, at);
+  if (thread == 0) wait_stores<0>();
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk) row_scales[chunk * kChunkTokens + thread] = own_scales[chunk];
+  named_barrier(kWideBarrier + group, kWarpgroup);
 #pragma unroll
   for (int chunk = 0; chunk < kChunks; ++chunk) {
-    wait_for_room(chunk);
-    if (chunk == 0) {
-      if (thread < kChunks * kChunkTokens) row_scales[thread] = own_scale;
-      named_barrier(kWideBarrier, kMultiplyThreads);
-    }
     const float* scales = row_scales + chunk * kChunkTokens;
-    stage_chunk(sums[chunk], pipe.outputs(chunk, thread / kWarpgroup), [&](float sum, int token, int row) {
+    uint8_t* staged = pipe.outputs(chunk, group);
+    stage_chunk(sums[chunk], staged, [&](float sum, int token, int row) {
       return sum * scales[token] * epilogue.scale[row] + epilogue.bias[row];
     });
-    hand_over(chunk);
+    fence_async_proxy();
+    named_barrier(kWideBarrier + group, kWarpgroup);
+    const int channel = tile.channel + group * kWgmmaChannels;
+    if (thread == 0 && tile.part >= 0 && channel < p.linear.parts[tile.part].rows) {
+      store_box(&p.out[tile.part], channel * static_cast<int>(sizeof(bf16)), tile.token + chunk * kChunkTokens, staged);
+    }
   }
+  if (thread == 0) commit_stores();
 }
 
 /* By one thread: all tiles. The first weights are on their way before the predecessor's end. */
@@ -139,20 +120,11 @@ __device__ __forceinline__ void copy_tiles(const WideParams& p, const WidePipe<k
   });
 }
 
-template <int kChunks>
-__device__ __forceinline__ void store_tile(const WideParams& p, const WideTile& tile, const WidePipe<kChunks>& pipe) {
-  for (int chunk = 0; chunk < kChunks; ++chunk) {
-    wait_for_staged(chunk);
-    store_chunk(p.linear, tile, chunk, pipe);
-    give_room(chunk);
-  }
-}
-
 template <bool kSegmented, int kChunks>
 __global__ void __launch_bounds__(kWideThreads, 1) linear_wide_kernel(const __grid_constant__ WideParams p) {
   extern __shared__ uint4 shared[];
   __shared__ Ring<wide_stages(kChunks)> ring;
-  __shared__ float row_scales[kChunks * kChunkTokens];
+  __shared__ float row_scales[kWideGroups][kChunks * kChunkTokens];
   release_successor();
   const WidePipe<kChunks> pipe{&ring, swizzle_aligned(reinterpret_cast<uint8_t*>(shared))};
   pipe.init();
@@ -168,26 +140,33 @@ __global__ void __launch_bounds__(kWideThreads, 1) linear_wide_kernel(const __gr
     take_registers<kMultiplyRegisters>();
     typename WidePipe<kChunks>::Place at;
     wait_for_predecessor();
-    for_each_tile(
-        [&](const WideTile& tile) { multiply_and_stage<kSegmented, kChunks>(p, tile, pipe, row_scales, at); });
+    float* scales = row_scales[threadIdx.x / kWarpgroup];
+    for_each_tile([&](const WideTile& tile) { multiply_and_store<kSegmented, kChunks>(p, tile, pipe, scales, at); });
+    if (threadIdx.x % kWarpgroup == 0) wait_stores<0>();
   } else {
     leave_registers<kCopyRegisters>();
     if (role == WideRole::kCopy) copy_tiles<kChunks>(p, pipe, for_each_tile);
-    if (role == WideRole::kStore) {
-      wait_for_predecessor();
-      for (int chunk = 0; chunk < kChunks; ++chunk) give_room(chunk);
-      for_each_tile([&](const WideTile& tile) { store_tile<kChunks>(p, tile, pipe); });
-    }
   }
   cluster_sync(); /* no block leaves while the other still arrives at its barriers */
 }
 
+/* A part's columns of the output. */
+bf16* part_output(const glm_linear_args& args, int part) {
+  auto* out = static_cast<bf16*>(args.out.data);
+  for (int i = 0; i < part; ++i) out += args.parts[i].rows;
+  return out;
+}
+
 glm_status encode_maps(glm_device* device, const glm_linear_args& args, int token_box, WideParams& p) {
+  constexpr int kElement = sizeof(bf16);
   glm_status status = encode_map(device, "x", &p.x, args.x.data, args.rows, args.x.cols, args.x.stride, token_box);
   for (int i = 0; i < args.num_parts && status == GLM_OK; ++i) {
     const glm_weight& weight = args.parts[i];
     status = encode_map(device, "weights", &p.weights[i], weight.data, weight.rows, args.x.cols, weight.stride,
                         kWideChannels);
+    if (status != GLM_OK) break;
+    status = encode_map(device, "out", &p.out[i], part_output(args, i), args.rows, weight.rows * kElement,
+                        args.out.stride * kElement, kChunkTokens);
   }
   return status;
 }
@@ -240,6 +219,15 @@ LinearBlocks blocks_of(const glm_linear_args& args) {
   return blocks;
 }
 
+/* Tensor copies can write the output, bf16. */
+bool is_output_aligned(const glm_linear_args& args) {
+  bool aligned = true;
+  for (int i = 0; i < args.num_parts; ++i) {
+    aligned = aligned && is_aligned_16(part_output(args, i), args.out.stride * static_cast<int64_t>(sizeof(bf16)));
+  }
+  return aligned;
+}
+
 }  // namespace
 
 /* Decode's tiles are the fastest way as long as all of them run at once, two blocks a multiprocessor. */
@@ -252,7 +240,8 @@ bool is_wide(const glm_device* device, const glm_linear_args& args) {
            blocks_of<Operand::kBf16>(args).decode > 2 * device->sm_count;
   }
   return args.format == GLM_W_FP8_CHANNEL && args.out.dtype == GLM_BF16 && args.rows >= kFp8From &&
-         is_aligned(args, 1) && blocks_of<Operand::kFp8Channel>(args).decode > 2 * device->sm_count;
+         is_aligned(args, 1) && is_output_aligned(args) &&
+         blocks_of<Operand::kFp8Channel>(args).decode > 2 * device->sm_count;
 }
 
 glm_status linear_wide(glm_device* device, const glm_linear_args& args) {

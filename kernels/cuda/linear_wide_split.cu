@@ -37,9 +37,7 @@ struct SplitPipe {
   Ring<Shape::kStages>* ring;
   uint8_t* stages;
 
-  __device__ __forceinline__ uint8_t* weights(const Place& at) const {
-    return stages + at.stage * Shape::kStageBytes;
-  }
+  __device__ __forceinline__ uint8_t* weights(const Place& at) const { return stages + at.stage * Shape::kStageBytes; }
   __device__ __forceinline__ uint8_t* tokens(const Place& at) const { return weights(at) + kWideChannels * kStepBytes; }
 
   /* By a multiplying warp that is done with the stage: sharers fill it together. */

@@ -53,6 +53,22 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, int c
       : "memory");
 }
 
+/* Shared memory to the map's box at (column, row), but for what lies beyond the matrix. This thread's copies since the last commit are one
+ * group; wait_stores: until at most kPending groups still read shared memory. Writes of other threads to shared memory need a fence first
+ * (fence_async_proxy). */
+__device__ __forceinline__ void store_box(const CUtensorMap* map, int column, int row, const void* from) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+               "r"(shared_address(from)), "r"(column), "r"(row)
+               : "memory");
+}
+__device__ __forceinline__ void commit_stores() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void wait_stores() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
 /* Fetches a map of the kernel's parameters for the copies to come. */
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");

@@ -52,19 +52,28 @@ def lay(array: Array, offset: int, gap: int) -> tuple[Buffer, int]:
 
 
 def run(device: Device, x: Activations, weights: Weights, layout: Layout, out_dtype: Dtype = F32) -> Array:
+    return run_parts(device, x, [weights], layout, out_dtype)
+
+
+def run_parts(
+    device: Device, x: Activations, parts: list[Weights], layout: Layout, out_dtype: Dtype, out_gap: int = 0
+) -> Array:
     rows, k = x.data.shape
-    n = weights.data.shape[0]
-    data, stride = lay(weights.data, layout.weight_offset, layout.weight_gap)
-    scale = None if weights.scale is None else Buffer(weights.scale)
     bound_x, x_stride = lay(x.data, layout.x_offset, layout.x_gap)
     x_scale = None if x.scale is None else tensor(x.scale)
-    out = output(rows, n, out_dtype)
-    args = abi.LinearArgs(rows, 1, weights.format)
+    cols = sum(part.data.shape[0] for part in parts)
+    out = output(rows, cols, out_dtype, cols + out_gap)
+    args = abi.LinearArgs(rows, len(parts), parts[0].format)
     args.x = abi.Tensor(bound_x.pointer, DTYPES[x.data.dtype], k, x_stride)
     if x_scale is not None:
         args.x_scale = x_scale.struct
-    scale_stride = 0 if weights.format != Format.FP8_BLOCK or scale is None else scale.shape[1]
-    args.parts[0] = abi.Weight(data.pointer, stride, scale and scale.pointer, scale_stride, n)
+    bound = []
+    for i, part in enumerate(parts):
+        data, stride = lay(part.data, layout.weight_offset, layout.weight_gap)
+        scale = None if part.scale is None else Buffer(part.scale)
+        bound.append((data, scale))
+        scale_stride = 0 if part.format != Format.FP8_BLOCK or scale is None else scale.shape[1]
+        args.parts[i] = abi.Weight(data.pointer, stride, scale and scale.pointer, scale_stride, part.data.shape[0])
     args.out = out.struct
     device.run(abi.Op.LINEAR, args)
     return out.read()
@@ -103,6 +112,32 @@ def test_wide_linear(device: Device, rng: np.random.Generator) -> None:
     plain = run(device, x, weights, PLAIN)
     for rows in (0, 1, 10, 20, 35):
         assert_bits_equal(run(device, x.rows(slice(35 - rows, 35)), weights, ALIGNED), plain[35 - rows :])
+
+
+MANY_ROWS = [
+    # Wide tiles; a split of K that wide tiles follow; no full tile at a part's end.
+    (Format.FP8_CHANNEL, (5128,), 192),
+    (Format.FP8_CHANNEL, (1544, 120, 128), 2048),
+    (Format.FP8_CHANNEL, (4608, 72, 136), 320),
+    # K split 4 ways, not at all, and 8 ways.
+    (Format.BF16, (2744, 120, 128), 1024),
+    (Format.BF16, (12680,), 200),
+    (Format.BF16, (600,), 4096),
+]
+
+
+@pytest.mark.parametrize("fmt,sizes,k", MANY_ROWS, ids=str)
+@pytest.mark.parametrize("out_gap", [0, 3, 8])
+def test_linear_of_many_rows(
+    device: Device, rng: np.random.Generator, fmt: Format, sizes: tuple[int, ...], k: int, out_gap: int
+) -> None:
+    x = random_activations(rng, fmt, 700, k, BF16)
+    parts = [random_weights(rng, fmt, n, k) for n in sizes]
+    plain = run_parts(device, x, parts, PLAIN, BF16)
+    assert_close(plain[::13], x.value[::13] @ np.concatenate([part.value for part in parts]).T, 2**-8)
+    for rows in (1, 64, 65, 96, 128, 129, 200, 256, 257, 330, 700):
+        last = x.rows(slice(700 - rows, 700))
+        assert_bits_equal(run_parts(device, last, parts, ALIGNED, BF16, out_gap), plain[700 - rows :])
 
 
 @pytest.mark.parametrize("kv", [BF16, FP8], ids=str)
