@@ -71,37 +71,102 @@ __device__ __forceinline__ void copy_tile(const WideExpertParams& p, const Exper
   pipe.load(copy_weights, &p.x, tile.first, chunks_of(tile), p.layer.steps().last, at);
 }
 
+/* rounded_to<bf16>(silu(x)) of eight values. The quotient is the sequence that `/` takes for operands which are neither tiny nor huge, so that
+ * the eight run side by side; a pack with any other value takes `/`. */
+__device__ __forceinline__ void silu_pack(float values[kPack]) {
+  float quotients[kPack];
+  bool ordinary = true;
+#pragma unroll
+  for (int i = 0; i < kPack; ++i) {
+    const float x = values[i];
+    const float divisor = 1.0f + expf(-x);
+    ordinary = ordinary && fabsf(x) > 0x1p-90f && fabsf(x) < 0x1p90f && divisor < 0x1p90f;
+    float reciprocal;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(divisor));
+    reciprocal = fmaf(reciprocal, fmaf(-divisor, reciprocal, 1.0f), reciprocal);
+    float quotient = x * reciprocal;
+    quotient = fmaf(fmaf(-divisor, quotient, x), reciprocal, quotient);
+    quotients[i] = fmaf(fmaf(-divisor, quotient, x), reciprocal, quotient);
+  }
+  if (!ordinary) {
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) values[i] = silu(values[i]);
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) quotients[i] = values[i];
+  }
+#pragma unroll
+  for (int i = 0; i < kPack; ++i) values[i] = quotients[i];
+  round_pack<bf16>(values);
+}
+
 /* Eight staged channels: of down, or gate and up made one. */
 template <ExpertLayer kLayer>
-__device__ __forceinline__ void load_staged(const Pipe& pipe, int chunk, int token, int pack, float values[kPack]) {
+__device__ __forceinline__ uint4 load_staged(const Pipe& pipe, int chunk, int token, int pack) {
   constexpr int kGroupPacks = kWgmmaChannels / kPack;
   const int at = swizzled_offset(token, pack % kGroupPacks);
-  const auto of_group = [&](int group) { return reinterpret_cast<const bf16*>(pipe.outputs(chunk, group) + at); };
-  load_pack(of_group(pack / kGroupPacks), 0, kPack, values);
-  if constexpr (kLayer == ExpertLayer::kGateUp) {
-    float up[kPack];
-    load_pack(of_group(1), 0, kPack, up);
+  const uint4 staged = *reinterpret_cast<const uint4*>(pipe.outputs(chunk, pack / kGroupPacks) + at);
+  if constexpr (kLayer == ExpertLayer::kDown) return staged;
+  const uint4 other = *reinterpret_cast<const uint4*>(pipe.outputs(chunk, 1) + at);
+  const auto* gate = reinterpret_cast<const __nv_bfloat162*>(&staged);
+  const auto* up = reinterpret_cast<const __nv_bfloat162*>(&other);
+  float values[kPack];
 #pragma unroll
-    for (int i = 0; i < kPack; ++i) values[i] = to_float(swiglu<bf16>(values[i], up[i]));
+  for (int i = 0; i < kPack / 2; ++i) values[2 * i] = __low2float(gate[i]), values[2 * i + 1] = __high2float(gate[i]);
+  silu_pack(values);
+  uint32_t y[kPack / 2];
+#pragma unroll
+  for (int i = 0; i < kPack / 2; ++i) {
+    y[i] = pack_bf16(values[2 * i] * __low2float(up[i]), values[2 * i + 1] * __high2float(up[i]));
+  }
+  return make_uint4(y[0], y[1], y[2], y[3]);
+}
+
+__device__ __forceinline__ void store_channels(bf16* to, int count, const uint4& values) {
+  if (count >= kPack && reinterpret_cast<uintptr_t>(to) % sizeof(values) == 0) {
+    __stcg(reinterpret_cast<uint4*>(to), values);
+    return;
+  }
+  const bf16* from = reinterpret_cast<const bf16*>(&values);
+#pragma unroll
+  for (int i = 0; i < kPack; ++i) {
+    if (i < count) to[i] = from[i];
   }
 }
 
+/* Where the rows of a chunk go; the next chunk's are found while it is stored. */
+struct StoreTable {
+  bf16* rows[2][kChunkTokens];
+};
+
 /* By the storing warps: the staged chunks of a tile. */
 template <ExpertLayer kLayer>
-__device__ __forceinline__ void store_tile(const WideExpertParams& p, const ExpertTile& tile, const Pipe& pipe) {
+__device__ __forceinline__ void store_tile(const WideExpertParams& p, const ExpertTile& tile, const Pipe& pipe,
+                                           StoreTable& table, int& turn) {
   constexpr int kPacks = kTileChannels<kLayer> / kPack;
+  constexpr int kAtOnce = kLayer == ExpertLayer::kDown ? 3 : 1;
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup - kWarp;
   for (int chunk = 0; chunk < chunks_of(tile); ++chunk) {
+    bf16** rows = table.rows[turn];
+    turn ^= 1;
+    const int first = tile.first + chunk * kChunkTokens;
+    const int last = min(kChunkTokens, tile.first + tile.count - first);
+    for (int i = thread; i < last; i += kStoreThreads) rows[i] = p.packed.outputs[first + i] + tile.channel;
     wait_for_staged(chunk);
-    const int first = chunk * kChunkTokens;
-    const int last = min(kChunkTokens, tile.count - first);
-    for (int i = static_cast<int>(threadIdx.x) % kWarpgroup - kWarp; i < last * kPacks; i += kStoreThreads) {
-      const int token = i / kPacks;
-      const int channel = tile.channel + i % kPacks * kPack;
-      const int channels = min(kPack, p.layer.first.rows - channel);
-      if (channels <= 0) continue;
-      float values[kPack];
-      load_staged<kLayer>(pipe, chunk, token, i % kPacks, values);
-      store_pack(p.packed.outputs[tile.first + first + token] + channel, 0, channels, values);
+    for (int begin = thread; begin < last * kPacks; begin += kAtOnce * kStoreThreads) {
+      uint4 values[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int i = begin + j * kStoreThreads;
+        if (i < last * kPacks) values[j] = load_staged<kLayer>(pipe, chunk, i / kPacks, i % kPacks);
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int i = begin + j * kStoreThreads;
+        const int channel = i % kPacks * kPack;
+        if (i < last * kPacks) {
+          store_channels(rows[i / kPacks] + channel, p.layer.first.rows - tile.channel - channel, values[j]);
+        }
+      }
     }
     give_room(chunk);
   }
@@ -140,6 +205,7 @@ __global__ void __launch_bounds__(kWideThreads, 1) expert_wide_kernel(const __gr
   extern __shared__ uint4 shared[];
   __shared__ Ring<wide_stages(kChunks)> ring;
   __shared__ float row_scales[kTileTokens];
+  __shared__ StoreTable table;
   begin_kernel();
   if (*p.packed.usable == 0) return;
   const Pipe pipe{&ring, swizzle_aligned(reinterpret_cast<uint8_t*>(shared))};
@@ -159,8 +225,9 @@ __global__ void __launch_bounds__(kWideThreads, 1) expert_wide_kernel(const __gr
       for_each_tile([&](const ExpertTile& tile) { copy_tile<kLayer>(p, tile, pipe, acquired, at); });
     }
     if (role == WideRole::kStore) {
+      int turn = 0;
       for (int chunk = 0; chunk < kChunks; ++chunk) give_room(chunk);
-      for_each_tile([&](const ExpertTile& tile) { store_tile<kLayer>(p, tile, pipe); });
+      for_each_tile([&](const ExpertTile& tile) { store_tile<kLayer>(p, tile, pipe, table, turn); });
     }
   }
   cluster_sync(); /* no block leaves while the other still arrives at its barriers */
