@@ -198,15 +198,19 @@ class Experts:
         scale = None if self.x.scale is None else tensor(self.x.scale)
         return x.struct, abi.Tensor() if scale is None else scale.struct, [x, scale]
 
-    def run_gate_up(self, device: Device, offset: int) -> Array:
+    def run_gate_up(self, device: Device, offset: int) -> list[Array]:
+        """Its outputs, and where the format has a scale a row these quantised."""
         x, scale, kept = self.bind(offset)
         (gate, kept_gate), (up, kept_up) = expert_weights(self.gate, offset), expert_weights(self.up, offset)
         rows = len(self.ids)
         offsets, order, out = Buffer(self.offsets), Buffer(np.arange(rows, dtype=np.int32)), output(rows, 208, BF16)
+        q, q_scale = output(rows, 208, FP8), output(rows, 1, F32)
         args = abi.MoeGateUpArgs(rows, 1, x, scale, gate, up, offsets.pointer, order.pointer, out.struct)
+        if self.gate[0].format == Format.FP8_CHANNEL:
+            args.q, args.scale = q.struct, q_scale.struct
         device.run(abi.Op.MOE_GATE_UP, args)
         del kept, kept_gate, kept_up
-        return out.read()
+        return [out.read(), q.read(), q_scale.read()]
 
     def run_down(self, device: Device, offset: int) -> Array:
         x, scale, kept = self.bind(offset)
@@ -222,9 +226,12 @@ class Experts:
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name.lower())
-@pytest.mark.parametrize("tokens,first", [(0, 0), (2, 1), (24, 9), (70, 33), (200, 65), (1100, 3)])
+@pytest.mark.parametrize(
+    "tokens,first", [(0, 0), (2, 1), (24, 9), (70, 33), (200, 65), (1100, 3), (1400, 0), (1300, 300), (2000, 900)]
+)
 def test_experts(device: Device, rng: np.random.Generator, fmt: Format, tokens: int, first: int) -> None:
     problem = Experts(rng, fmt, tokens, first)
     element = problem.gate[0].data.dtype.itemsize
-    assert_bits_equal(problem.run_gate_up(device, 0), problem.run_gate_up(device, element))
+    for aligned, plain in zip(problem.run_gate_up(device, 0), problem.run_gate_up(device, element), strict=True):
+        assert_bits_equal(aligned, plain)
     assert_bits_equal(problem.run_down(device, 0), problem.run_down(device, element))
