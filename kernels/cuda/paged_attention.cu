@@ -9,8 +9,10 @@ namespace {
 
 /* With more rows than this there are blocks enough without splitting, and partial sums would take too much memory. */
 constexpr int kMaxSplitRows = 256;
-/* With more, clusters of blocks do not all find room at once. */
-constexpr int kClusterRows = 32;
+/* Blocks of a multiprocessor, a block a split, up to which clusters of them all find room at once; and from which it does not matter that
+ * they do not, since there are some turns of them: between, the merge is a kernel of its own. */
+constexpr int kRoomyBlocks = 3;
+constexpr int kManyBlocks = 8;
 constexpr float kLog2E = 1.44269504088896340736f;
 
 bool fits_tensor_cores(const glm_paged_attention_args& args) {
@@ -28,20 +30,13 @@ int64_t num_partials(const glm_paged_attention_args& args) {
 
 constexpr int kMergeThreads = 128;
 constexpr int kMergeBlocks = 6; /* of a multiprocessor: with all the registers, the compiler starts the loads at once */
+
 constexpr int kMergedAtOnce = 8; /* splits whose sums are on their way at once */
 
-/* Block (x, y): unit, so many times four columns of its heads; a thread four columns. */
-__global__ void __launch_bounds__(kMergeThreads, kMergeBlocks)
-    merge_splits_kernel(const __grid_constant__ AttentionParams p) {
-  release_successor();
-  if (!p.settled) wait_for_predecessor();
-  const int row = row_of_unit(p, static_cast<int>(blockIdx.x));
-  const int splits = row < 0 ? 0 : num_splits(__ldcg(p.step.positions + row) + 1);
-  if (p.settled) wait_for_predecessor();
+/* The result of four columns of the heads of a unit, whose splits are all in memory. */
+__device__ __forceinline__ void merge_columns(const AttentionParams& p, int64_t unit, int row, int column, int splits) {
   const int32_t dim = p.kv.head_dim;
-  const int column = static_cast<int>(blockIdx.y * kMergeThreads + threadIdx.x) * 4;
-  if (splits <= p.merged_splits || column >= p.heads * dim) return;
-  const int64_t first = (static_cast<int64_t>(blockIdx.x) * p.heads + column / dim) * p.max_splits;
+  const int64_t first = (unit * p.heads + column / dim) * p.max_splits;
   const float* from = p.partial_sums + first * dim + column % dim;
   SoftmaxState state;
   float4 sum = {};
@@ -52,8 +47,8 @@ __global__ void __launch_bounds__(kMergeThreads, kMergeBlocks)
     for (int i = 0; i < kMergedAtOnce; ++i) {
       const int split = done + i;
       const bool exists = split < splits;
-      weights[i] = exists ? p.partial_weights[first + split] : make_float2(-INFINITY, 0.0f);
-      added[i] = exists ? *reinterpret_cast<const float4*>(from + split * dim) : float4{};
+      weights[i] = exists ? __ldcg(p.partial_weights + first + split) : make_float2(-INFINITY, 0.0f);
+      added[i] = exists ? __ldcg(reinterpret_cast<const float4*>(from + split * dim)) : float4{};
     }
 #pragma unroll
     for (int i = 0; i < kMergedAtOnce; ++i) {
@@ -71,11 +66,35 @@ __global__ void __launch_bounds__(kMergeThreads, kMergeBlocks)
   out[3] = from_float<bf16>(normalized(sum.w, state.sum));
 }
 
+/* Block (x, y): unit, so many times four columns of its heads; a thread four columns. */
+__global__ void __launch_bounds__(kMergeThreads, kMergeBlocks)
+    merge_splits_kernel(const __grid_constant__ AttentionParams p) {
+  release_successor();
+  const bool waits_first = !p.settled && p.choice != RowChoice::kAll;
+  if (waits_first) wait_for_predecessor();
+  const int row = row_of_unit(p, static_cast<int>(blockIdx.x));
+  const int splits = row < 0 ? 0 : num_splits(__ldcg(p.step.positions + row) + 1);
+  if (!waits_first) wait_for_predecessor();
+  const int32_t dim = p.kv.head_dim;
+  const int column = static_cast<int>(blockIdx.y * kMergeThreads + threadIdx.x) * 4;
+  if (splits <= p.merged_splits || column >= p.heads * dim) return;
+  merge_columns(p, static_cast<int>(blockIdx.x), row, column, splits);
+}
+
+/* How many splits the blocks of a cluster merge. */
+int merged_splits(const glm_device* device, const AttentionParams& p) {
+  const int splits = min(p.max_splits, kClusterSplits);
+  const int rows = p.units * p.kv.kv_heads * head_tiles(p);
+  const int blocks = rows * kClusterSplits;
+  const bool clusters = blocks <= kRoomyBlocks * device->sm_count || blocks > kManyBlocks * device->sm_count;
+  return clusters ? splits : 1;
+}
+
 /* One block a split, then the merge of what no cluster has merged; or, with many rows, one block a row. */
 glm_status decode(glm_device* device, AttentionParams& p, RowChoice choice, int units) {
   p.choice = choice;
   p.units = units;
-  p.merged_splits = units <= kClusterRows ? kClusterSplits : 1;
+  p.merged_splits = merged_splits(device, p);
   const bool split = units <= kMaxSplitRows;
   const glm_status status = attention_mma(device, p, split);
   if (status != GLM_OK || !split || p.max_splits <= p.merged_splits) return status;
