@@ -109,14 +109,6 @@ def replay(group: Group, path: int, shape: tuple[int, int]) -> list[Array]:
     return found
 
 
-@pytest.fixture
-def a_gpu_each() -> None:
-    """For graphs of two ranks: on one GPU they have been seen to wait for each other for ever."""
-    if count_gpus() < 2:
-        pytest.skip("graphs of two ranks need 2 GPUs")
-
-
-@pytest.mark.usefixtures("a_gpu_each")
 @pytest.mark.parametrize("path", [ONE_SHOT, TWO_SHOTS, IN_PLACE], ids=["one shot", "two shots", "in place"])
 def test_graphs_of_sums_are_replayed(cuda: Table, path: int) -> None:
     with open_group(cuda, 2) as group:
@@ -124,7 +116,6 @@ def test_graphs_of_sums_are_replayed(cuda: Table, path: int) -> None:
             assert (found == 2.0**15).all()
 
 
-@pytest.mark.usefixtures("a_gpu_each")
 @pytest.mark.parametrize("rows", [1, 6, 131])
 def test_graphs_of_the_exchange_of_tokens_are_replayed(cuda: Table, rows: int) -> None:
     """By all four operations y becomes the sum of both ranks' x, each time anew."""
