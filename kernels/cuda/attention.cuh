@@ -50,12 +50,11 @@ struct AttentionParams {
   int32_t group;       /* query heads of a KV head */
   float softmax_scale; /* of the scores; times log2(e) where exponents are taken to base 2 */
   RowChoice choice;
-  bool settled;  /* all but the rows' queries, keys and values was there before the launch (settled_launches) */
-  int32_t units; /* rows, or sequences */
-  int32_t
-      merged_splits; /* up to so many splits of a row are merged where they are summed, by a cluster of as many blocks; or 1 */
-  int32_t max_splits;      /* of the longest sequence that the page table can hold */
-  float* partial_sums;     /* of rows that are merged later: [units][heads][max_splits][head_dim] */
+  bool settled;          /* all but the rows' queries, keys and values was there before the launch (settled_launches) */
+  int32_t units;         /* rows, or sequences */
+  int32_t merged_splits; /* blocks of a cluster; it merges up to so many splits of a row. 1: no clusters */
+  int32_t max_splits;    /* of the longest sequence that the page table can hold */
+  float* partial_sums;   /* of rows that are merged later: [units][heads][max_splits][head_dim] */
   float2* partial_weights; /* [units][heads][max_splits]: maximum score, sum of exponentials */
 };
 
