@@ -216,18 +216,14 @@ glm_status launch_wide(glm_device* device, const glm_moe_route_args& args, bool 
                 beside, logits);
 }
 
-template <typename T, typename Rows>
-bool are_rows_aligned(const Rows& rows) {
-  return rows.stride * sizeof(T) % 16 == 0 && reinterpret_cast<uintptr_t>(rows.data) % 16 == 0;
-}
-
 }  // namespace
 
 template <typename W>
 bool are_route_logits_wide(const glm_moe_route_args& args) {
   constexpr int kWideFrom = 256; /* rows */
-  return args.rows >= kWideFrom && args.x.dtype == GLM_BF16 && args.x.cols % 8 == 0 && are_rows_aligned<bf16>(args.x) &&
-         are_rows_aligned<W>(args.weight);
+  const glm_weight& weight = args.weight;
+  return args.rows >= kWideFrom && args.x.dtype == GLM_BF16 && are_route_rows_aligned(args.x) &&
+         weight.stride * sizeof(W) % 16 == 0 && reinterpret_cast<uintptr_t>(weight.data) % 16 == 0;
 }
 
 template <typename W>
