@@ -296,12 +296,9 @@ def choose(p: Recorder, c: ModelConfig, s: Scratch, x: Activation, w: MoeWeights
         p.silu_mul("shared.silu_mul", shared.gate_up, own=own, out=hidden)
     if own:
         p.moe_dispatch("dispatch", x, s.ids, w.gate)
-    else:
-        p.moe_group("group", s.ids, w.gate, offsets=s.offsets, order=s.order)
     if w.shared and hidden:
         p.linear("shared.down", hidden, w.shared.down, own=own, out=s.delta)
-    if own:
-        p.moe_group("group", s.ids, w.gate, offsets=s.offsets, order=s.order)
+    p.moe_group("group", s.ids, w.gate, offsets=s.offsets, order=s.order)
 
 
 def moe(p: Recorder, c: ModelConfig, s: Scratch, x: Activation, w: MoeWeights) -> None:

@@ -44,7 +44,26 @@ __device__ __forceinline__ void make_maps(const PackParams& p, int expert, CUten
   }
 }
 
-/* A block copies every gridDim.x-th row; the first `count` blocks make an expert's maps too. */
+/* By a warp: a row, kCopies packs of each lane at a time. */
+__device__ __forceinline__ void copy_row(uint8_t* to, const uint8_t* from, int64_t columns) {
+  constexpr int kCopies = 5;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  for (int64_t begin = lane * 16; begin < columns; begin += kCopies * kWarp * 16) {
+    uint4 packs[kCopies];
+#pragma unroll
+    for (int j = 0; j < kCopies; ++j) {
+      const int64_t at = begin + j * kWarp * 16;
+      if (at < columns) packs[j] = __ldcg(reinterpret_cast<const uint4*>(from + at));
+    }
+#pragma unroll
+    for (int j = 0; j < kCopies; ++j) {
+      const int64_t at = begin + j * kWarp * 16;
+      if (at < columns) *reinterpret_cast<uint4*>(to + at) = packs[j];
+    }
+  }
+}
+
+/* A warp copies every so many rows; the first `count` blocks make an expert's maps too. */
 __global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ PackParams p) {
   __shared__ alignas(128) CUtensorMap shared_map;
   begin_kernel();
@@ -54,13 +73,17 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ 
   const ExpertInputs& in = p.layer.in;
   const int total = in.offsets[p.layer.first.count];
   const int64_t columns = in.x.cols;
-  for (int i = block; i < total; i += static_cast<int>(gridDim.x)) {
-    const int32_t assignment = in.order[i];
-    if (threadIdx.x == 0) p.packed.outputs[i] = product_row<bf16>(p.layer.y, p.layer.ranks, in.top_k, assignment);
-    const uint8_t* from = static_cast<const uint8_t*>(in.x.data) + x_row(in, assignment) * in.x.stride;
-    for (int at = static_cast<int>(threadIdx.x) * 16; at < columns; at += kThreads * 16) {
-      *reinterpret_cast<uint4*>(p.packed.x + i * columns + at) = *reinterpret_cast<const uint4*>(from + at);
+  const int warps = static_cast<int>(gridDim.x) * (kThreads / kWarp);
+  const int first = static_cast<int>(threadIdx.x) / kWarp * static_cast<int>(gridDim.x) + block;
+  int32_t following = first < total ? in.order[first] : 0;
+  for (int i = first; i < total; i += warps) {
+    const int32_t assignment = following;
+    if (i + warps < total) following = in.order[i + warps];
+    if (threadIdx.x % kWarp == 0) {
+      p.packed.outputs[i] = product_row<bf16>(p.layer.y, p.layer.ranks, in.top_k, assignment);
     }
+    copy_row(p.packed.x + i * columns, static_cast<const uint8_t*>(in.x.data) + x_row(in, assignment) * in.x.stride,
+             columns);
   }
 }
 
@@ -93,12 +116,11 @@ PackedExperts packed_experts(std::byte* workspace, int64_t assignments, int64_t 
   return packed;
 }
 
-glm_status pack_experts(glm_device* device, const ExpertParams& layer, int64_t assignments,
-                        const PackedExperts& packed) {
+glm_status pack_experts(glm_device* device, const ExpertParams& layer, int64_t assignments, const PackedExperts& packed,
+                        int box) {
   PackParams p = {layer, packed, {}};
   const int64_t columns = layer.in.x.cols;
-  const glm_status status =
-      encode_map(device, "weights", &p.form, packed.x, layer.first.rows, columns, columns, kExpertBox);
+  const glm_status status = encode_map(device, "weights", &p.form, packed.x, layer.first.rows, columns, columns, box);
   if (status != GLM_OK) return status;
   constexpr int kBlocksPerMultiprocessor = 8;
   const int64_t most = std::min<int64_t>(assignments, device->sm_count * kBlocksPerMultiprocessor);

@@ -15,16 +15,20 @@ struct PackedExperts {
   uint8_t* x;        /* [rows * top_k][columns]: FP8 row i is that of the i-th assignment of the order */
 };
 
-constexpr int kExpertBox = 64; /* rows of weights in a copy */
+/* Rows of weights in a copy: a block's tile takes 64 of gate and 64 of up, or 128 of down. */
+template <ExpertLayer kLayer>
+constexpr int kExpertBox = kLayer == ExpertLayer::kGateUp ? 64 : 128;
 
 /* Whether a layer of that many tokens is worth it, and its rows of x allow it. */
 bool is_packed(const ExpertInputs& in, glm_weight_format format, glm_dtype act, int rows);
 
 size_t packed_bytes(int64_t assignments, int64_t columns, int count);
 PackedExperts packed_experts(std::byte* workspace, int64_t assignments, int64_t columns);
-glm_status pack_experts(glm_device* device, const ExpertParams& p, int64_t assignments, const PackedExperts& packed);
+/* box: rows of weights in a copy. */
+glm_status pack_experts(glm_device* device, const ExpertParams& p, int64_t assignments, const PackedExperts& packed,
+                        int box);
 
-/* The layer on packed experts; does nothing unless they are usable. */
+/* The layer on packed experts; on decode's tiles if they are not usable. */
 template <ExpertLayer kLayer>
 glm_status experts_wide(glm_device* device, const ExpertParams& p, int64_t assignments, const PackedExperts& packed);
 extern template glm_status experts_wide<ExpertLayer::kGateUp>(glm_device*, const ExpertParams&, int64_t,
@@ -34,15 +38,13 @@ extern template glm_status experts_wide<ExpertLayer::kDown>(glm_device*, const E
 
 /* Either way, for the same bits. `workspace`: for packed experts. */
 template <ExpertLayer kLayer, Operand kOperand>
-glm_status experts_on_hopper(glm_device* device, ExpertParams p, int rows, std::byte* workspace) {
+glm_status experts_on_hopper(glm_device* device, const ExpertParams& p, int rows, std::byte* workspace) {
   if constexpr (kOperand == Operand::kFp8Channel) {
     if (is_packed(p.in, p.first.format, GLM_BF16, rows)) {
       const int64_t assignments = static_cast<int64_t>(rows) * p.in.top_k;
       const PackedExperts packed = packed_experts(workspace, assignments, p.in.x.cols);
-      glm_status status = pack_experts(device, p, assignments, packed);
-      if (status == GLM_OK) status = experts_wide<kLayer>(device, p, assignments, packed);
-      if (status != GLM_OK) return status;
-      p.skip = packed.usable;
+      const glm_status status = pack_experts(device, p, assignments, packed, kExpertBox<kLayer>);
+      return status == GLM_OK ? experts_wide<kLayer>(device, p, assignments, packed) : status;
     }
   }
   return experts_on_wgmma<kLayer, kOperand>(device, p, rows);

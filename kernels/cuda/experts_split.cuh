@@ -2,7 +2,7 @@
  * with a single expert: else multiprocessors would have nothing to read.
  *
  * The sum of each step of K is sent to the block that finishes its channels, which adds them in the order of the steps: the same
- * additions as in a tile that is not split, so the same bits. */
+ * additions as in a tile that is not split, so the same bits. What is sent counts at that block's barrier, all that it waits for. */
 #ifndef GLM_CUDA_EXPERTS_SPLIT_CUH
 #define GLM_CUDA_EXPERTS_SPLIT_CUH
 
@@ -15,17 +15,19 @@ namespace glm::cuda {
 /* Blocks of a cluster: each finishes the rows of a tile that one warp multiplies. */
 constexpr int kExpertSplit = kWarpgroup / kWarp;
 constexpr int kSplitChannels = kLayerChannels<ExpertLayer::kGateUp>;
-constexpr int kSplitTokens = 4;
-constexpr int kSplitWidth = 8; /* tokens of a multiply */
-constexpr int kRankRows = kWgmmaChannels / kExpertSplit;
-constexpr int kStepSums = kSplitTokens * kRankRows;
-constexpr int kSplitGroups = kRankRows / 2; /* channels that a block finishes: a row of gate and one of up each */
-constexpr int kMaxSplitSteps = 40;          /* two blocks fit on a multiprocessor */
+constexpr int kSplitTokens = 2;
+constexpr int kSplitGroups = kSplitChannels / kExpertSplit; /* channels that a block finishes */
+constexpr int kMaxSplitSteps = 40;                          /* two blocks fit on a multiprocessor */
 
-using SplitPipe = WgmmaPipe<kSplitWidth>;
+/* What a thread has of a step's sums: gate and up of a channel and two tokens. */
+struct alignas(16) StepSums {
+  float gate_up[2][2];
+};
+constexpr int kSplitPairs = (kSplitTokens + 1) / 2;
+constexpr int kStepSums = kSplitPairs * kSplitGroups;
 
 __host__ __device__ constexpr size_t split_sums_bytes(int steps) {
-  return sizeof(float) * steps * kStepSums;
+  return sizeof(StepSums) * steps * kStepSums;
 }
 
 /* This block's steps of a tile. */
@@ -35,31 +37,33 @@ __device__ __forceinline__ StepRange own_steps(StepRange all) {
   return {first, min(first + each, all.last)};
 }
 
-/* By the multiplying warps: each sends the sums of its rows to the block that finishes them, into its
- * sums[steps][kSplitTokens][kRankRows]. */
+/* What a block finishes: sums[steps][kSplitPairs][kSplitGroups], and a barrier that counts their bytes. */
+struct SplitSums {
+  StepSums* sums;
+  uint64_t* arrived;
+};
+
+/* By the multiplying warps: each sends the sums of its rows to the block that finishes them. */
 template <Operand kOperand>
-__device__ __forceinline__ void multiply_split(const SplitPipe& pipe, const BlockScales& scales, float* sums,
-                                               StepRange steps, SplitPipe::Place& at) {
+__device__ __forceinline__ void multiply_split(const FewPipe& pipe, const BlockScales& scales, const SplitSums& to,
+                                               int tokens, StepRange steps, FewPipe::Place& at) {
   const uint32_t rank = threadIdx.x / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int group = lane / 4;
-  const int token = lane % 4 * 2;
-  const uint32_t to = cluster_address(sums + token * kRankRows + group, rank);
+  const int pair = lane % 4;
+  const uint32_t sums = cluster_address(to.sums + pair * kSplitGroups + group, rank);
+  const uint32_t arrived = cluster_address(to.arrived, rank);
   for (int step = steps.first; step < steps.last; ++step, at.advance()) {
     float part[4];
-    start_stage<kOperand, kSplitWidth>(part, pipe, at);
+    start_stage<kOperand, kFewTokens>(part, pipe, at);
     wgmma_wait<0>();
     if (lane == 0) barrier_arrive(&pipe.ring->empty[at.stage]);
     float scaled[4] = {};
-    promote<kOperand, kSplitWidth>(scaled, part, scales, step);
-    if (token >= kSplitTokens) continue;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int offset = step * kStepSums + i % 2 * kRankRows + i / 2 * 8;
-      store_remote(to + offset * sizeof(float), scaled[i]);
-    }
+    promote<kOperand, kFewTokens>(scaled, part, scales, step);
+    const float values[4] = {scaled[0], scaled[2], scaled[1], scaled[3]};
+    if (pair * 2 < tokens) send_16(sums + step * kStepSums * sizeof(StepSums), values, arrived);
+    __syncwarp();
   }
-  __syncwarp();
 }
 
 /* The channel of the tile that a thread of the first warp finishes. */
@@ -67,83 +71,85 @@ __device__ __forceinline__ int split_channel(const ExpertTile& tile) {
   return tile.channel + static_cast<int>(cluster_rank()) * kSplitGroups + static_cast<int>(threadIdx.x) % kSplitGroups;
 }
 
-/* By the first warp, once all blocks have sent their sums: adds up this block's rows of the tile, and stores its channels. */
+/* By the first warp, once all blocks' sums are there: adds up this block's rows of the tile, and stores its channels. */
 template <Operand kOperand>
 __device__ __forceinline__ void finish_split(const ExpertParams& p, const RowScales& rows, const ExpertTile& tile,
-                                             const ExpertTables<kSplitWidth>& tables, const float* sums) {
+                                             const ExpertTables<kFewTokens>& tables, const StepSums* sums) {
   const int token = static_cast<int>(threadIdx.x) / kSplitGroups;
   const int channel = split_channel(tile);
   if (token >= tile.count) return;
-  const float* own = sums + token * kRankRows + static_cast<int>(threadIdx.x) % kSplitGroups;
+  const StepSums* own = sums + token / 2 * kSplitGroups + static_cast<int>(threadIdx.x) % kSplitGroups;
   ExpertSums total = {};
 #pragma unroll 8
   for (int step = 0; step < p.steps().last; ++step) {
-    total.low += own[step * kStepSums];
-    total.high += own[step * kStepSums + kSplitGroups];
+    total.low += own[step * kStepSums].gate_up[token % 2][0];
+    total.high += own[step * kStepSums].gate_up[token % 2][1];
   }
   const ExpertOutputs out = finish_sums<ExpertLayer::kGateUp, kOperand>(total, tables.row_scales[0][token], rows);
   if (channel < p.first.rows) row_of<bf16>(p.y, tables.assignments[0][token])[channel] = out.low;
 }
 
-__device__ __forceinline__ int tiles_of(const ExpertParams& p, const int32_t* offsets) {
-  int tiles = 0;
-  for (int i = 0; i < p.first.count; ++i) tiles += (offsets[i + 1] - offsets[i] + kSplitTokens - 1) / kSplitTokens;
-  return tiles * ((p.first.rows + kSplitChannels - 1) / kSplitChannels);
-}
-
-/* By the whole block: its part of its cluster's only tile, if there is one. */
+/* By the whole block: its part of the cluster's tile. Others' shared memory may be written to once the cluster is known to run;
+ * the weights are on their way before. */
 template <Operand kOperand>
-__device__ __forceinline__ void split_tile(const ExpertParams& p, const Listing& listing, const SplitPipe& pipe,
-                                           ExpertTables<kSplitWidth>& tables, float* sums) {
-  const Role role = role_of_warp();
-  wait_in_role<ExpertLayer::kGateUp>(p, role);
-  ExpertWalk<kSplitChannels, kSplitTokens> walk(p, listing.offsets, static_cast<int>(blockIdx.x) / kExpertSplit,
-                                                static_cast<int>(gridDim.x) / kExpertSplit);
-  if (!walk.find()) return;
+__device__ __forceinline__ void split_tile(const ExpertParams& p, const Listing& listing, const ExpertTile& tile,
+                                           Role role, const FewPipe& pipe, ExpertTables<kFewTokens>& tables,
+                                           const SplitSums& sums) {
   ExpertInputs in = p.in;
   in.order = listing.order;
-  const ExpertTile tile = walk.tile();
   const ExpertPair weights = expert_weights<ExpertLayer::kGateUp>(p, tile.expert);
   const StepRange steps = own_steps(p.steps());
-  SplitPipe::Place at;
-  switch (role) {
-    case Role::kLoadWeights:
-      pipe.load_weights(expert_rows<ExpertLayer::kGateUp, kOperand>(weights, tile.channel), steps, p.k_bytes,
-                        are_aligned<ExpertLayer::kGateUp, kOperand>(weights, p), at);
-      break;
-    case Role::kLoadTokens:
-      pipe.load_tokens(assignment_rows<kOperand, kSplitWidth>(in, tile), steps, p.k_bytes, p.tokens_aligned, at);
-      break;
-    case Role::kMultiply:
-      fill_tables<kOperand>(in, tile, 0, tables);
-      multiply_split<kOperand>(
-          pipe, find_block_scales<ExpertLayer::kGateUp, kOperand, kSplitWidth>(weights, tile.channel, 0, tables), sums,
-          steps, at);
-      break;
+  FewPipe::Place at;
+  if (role == Role::kLoadWeights) {
+    pipe.load_weights(expert_rows<ExpertLayer::kGateUp, kOperand>(weights, tile.channel), steps, p.k_bytes,
+                      are_aligned<ExpertLayer::kGateUp, kOperand>(weights, p), at);
+    cluster_wait();
+  } else if (role == Role::kLoadTokens) {
+    pipe.load_tokens(assignment_rows<kOperand, kFewTokens>(in, tile), steps, p.k_bytes, p.tokens_aligned, at);
+    cluster_wait();
+  } else {
+    if (threadIdx.x == 0) {
+      const int pairs = (tile.count + 1) / 2;
+      barrier_expect(sums.arrived, static_cast<uint32_t>(p.steps().last * pairs * kSplitGroups * sizeof(StepSums)));
+    }
+    const RowScales rows = find_row_scales<ExpertLayer::kGateUp, kOperand>(weights, split_channel(tile));
+    fill_tables<kOperand>(in, tile, 0, tables);
+    cluster_wait();
+    multiply_split<kOperand>(
+        pipe, find_block_scales<ExpertLayer::kGateUp, kOperand, kFewTokens>(weights, tile.channel, 0, tables), sums,
+        tile.count, steps, at);
+    if (threadIdx.x >= kWarp) return;
+    barrier_wait_cluster(sums.arrived, 0); /* so no block of the cluster ends before what is sent to it has come */
+    finish_split<kOperand>(p, rows, tile, tables, sums.sums);
   }
-  cluster_arrive();
-  RowScales rows = {};
-  if (threadIdx.x < kWarp) rows = find_row_scales<ExpertLayer::kGateUp, kOperand>(weights, split_channel(tile));
-  cluster_wait(); /* all blocks have sent their sums, so none is gone before what is sent to it has come */
-  if (threadIdx.x < kWarp) finish_split<kOperand>(p, rows, tile, tables, sums);
 }
 
 template <Operand kOperand>
 __global__ void __launch_bounds__(kWgmmaThreads, 2) expert_split_kernel(const __grid_constant__ ExpertParams p) {
   extern __shared__ uint4 shared[];
-  __shared__ Ring<wgmma_stages(kSplitWidth)> ring;
-  __shared__ ExpertTables<kSplitWidth> tables;
-  const SplitPipe pipe{&ring, swizzle_aligned(reinterpret_cast<uint8_t*>(shared))};
-  uint8_t* after = pipe.stages + wgmma_stages(kSplitWidth) * wgmma_stage_bytes(kSplitWidth);
-  float* sums = reinterpret_cast<float*>(after);
+  __shared__ Ring<wgmma_stages(kFewTokens)> ring;
+  __shared__ ExpertTables<kFewTokens> tables;
+  __shared__ uint64_t arrived;
+  start_cluster(&arrived);
+  const FewPipe pipe{&ring, swizzle_aligned(reinterpret_cast<uint8_t*>(shared))};
+  uint8_t* after = pipe.stages + wgmma_stages(kFewTokens) * wgmma_stage_bytes(kFewTokens);
+  const SplitSums sums{reinterpret_cast<StepSums*>(after), &arrived};
   int32_t* room = reinterpret_cast<int32_t*>(after + split_sums_bytes(p.steps().last));
   const Listing listing = begin_experts<ExpertLayer::kGateUp>(p, room, pipe);
-  cluster_sync(); /* all blocks have started: others may write to their shared memory */
-  if (tiles_of(p, listing.offsets) <= static_cast<int>(gridDim.x) / kExpertSplit) {
-    split_tile<kOperand>(p, listing, pipe, tables, sums);
-  } else {
-    walk_experts<ExpertLayer::kGateUp, kOperand>(p, listing, pipe, tables);
+  const int channel_tiles = (p.first.rows + kSplitChannels - 1) / kSplitChannels;
+  const int clusters = static_cast<int>(gridDim.x) / kExpertSplit;
+  /* So few tokens are a tile of each expert at most. */
+  if (touched_experts(p, listing.offsets) * channel_tiles > clusters) {
+    cluster_wait();
+    return walk_experts<ExpertLayer::kGateUp, kOperand>(p, listing, pipe, tables);
   }
+  const Role role = role_of_warp();
+  wait_in_role<ExpertLayer::kGateUp>(p, role);
+  const int cluster = static_cast<int>(blockIdx.x) / kExpertSplit;
+  const int expert = find_touched(p, listing.offsets, cluster / channel_tiles);
+  if (expert < 0) return cluster_wait();
+  split_tile<kOperand>(p, listing, whole_expert(listing.offsets, expert, cluster % channel_tiles * kSplitChannels),
+                       role, pipe, tables, sums);
 }
 
 inline bool is_split(const ExpertParams& p, int rows) {
@@ -153,7 +159,7 @@ inline bool is_split(const ExpertParams& p, int rows) {
 template <Operand kOperand>
 glm_status launch_split(glm_device* device, const ExpertParams& p) {
   constexpr int kBlocksPerMultiprocessor = 2;
-  const size_t stages = static_cast<size_t>(wgmma_stages(kSplitWidth)) * wgmma_stage_bytes(kSplitWidth);
+  const size_t stages = static_cast<size_t>(wgmma_stages(kFewTokens)) * wgmma_stage_bytes(kFewTokens);
   const int clusters = device->sm_count * kBlocksPerMultiprocessor / kExpertSplit;
   const Grid grid{dim3(static_cast<unsigned>(clusters * kExpertSplit)), kWgmmaThreads,
                   kSwizzleAlignment + stages + split_sums_bytes(p.steps().last) + listing_bytes(p), kExpertSplit};

@@ -7,6 +7,8 @@
 
 namespace glm::cuda {
 
+using FewPipe = WgmmaPipe<kFewTokens>;
+
 /* What the multiplying warps know of a tile's tokens; two tiles alternate. */
 template <int kTokens>
 struct ExpertTables {
@@ -85,10 +87,12 @@ __device__ __forceinline__ ExpertOutputs finish_sums(ExpertSums sums, float toke
   }
 }
 
-/* Where the weights lie, into the L2: a table that no operation writes. */
+/* Where the weights lie, into the L1: a table that no operation writes. Nobody waits for the word itself. */
 __device__ __forceinline__ void prefetch_table(const glm_expert_weights& weights) {
   const int i = static_cast<int>(threadIdx.x);
-  if (i < weights.count) asm volatile("prefetch.global.L2 [%0];" ::"l"(weights.experts + i));
+  if (i < weights.count) {
+    asm volatile("{.reg .b32 unused; ld.global.ca.b32 unused, [%0];}" ::"l"(weights.experts + i) : "memory");
+  }
 }
 
 /* The successor is released only after the wait: when it starts, whatever this kernel waited for has ended, the grouping too
@@ -102,6 +106,15 @@ __device__ __forceinline__ Listing begin_experts(const ExpertParams& p, int32_t*
   const Listing listing = find_listing(p, room);
   pipe.init();
   return listing;
+}
+
+/* By the whole block, before others of its cluster send it bytes, which `arrived` counts: they first wait (cluster_wait) until it runs. */
+__device__ __forceinline__ void start_cluster(uint64_t* arrived) {
+  if (threadIdx.x == 0) {
+    barrier_init(arrived, 1);
+    barrier_init_fence();
+  }
+  cluster_arrive_started();
 }
 
 /* By each warp, before anything but its weights depends on the predecessor. */

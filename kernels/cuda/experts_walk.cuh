@@ -63,45 +63,73 @@ template <ExpertLayer kLayer, Operand kOperand, int kTokens>
 __device__ __forceinline__ void multiply_narrowly(const ExpertParams& p, const ExpertTile& tile, int half,
                                                   const WgmmaPipe<kTokens>& pipe, ExpertTables<kTokens>& tables,
                                                   typename WgmmaPipe<kTokens>::Place& at) {
-  if (tile.count <= 8) {
+  if (kTokens == 8 || tile.count <= 8) {
     multiply_expert<kLayer, kOperand, 8>(p, tile, half, pipe, tables, at);
   } else if (kTokens == 16 || tile.count <= 16) {
     multiply_expert<kLayer, kOperand, 16>(p, tile, half, pipe, tables, at);
   } else if constexpr (kTokens > 16) {
-    if (tile.count <= 32) {
+    if (kTokens == 32 || tile.count <= 32) {
       multiply_expert<kLayer, kOperand, 32>(p, tile, half, pipe, tables, at);
-    } else {
+    } else if constexpr (kTokens > 32) {
       multiply_expert<kLayer, kOperand, 64>(p, tile, half, pipe, tables, at);
     }
   }
 }
 
-/* By the whole block: every gridDim.x-th tile. */
+/* Calls f with every gridDim.x-th tile, which has up to kTokens tokens. */
+template <ExpertLayer kLayer, int kTokens, typename F>
+__device__ __forceinline__ void for_each_tile(const ExpertParams& p, const Listing& listing, F&& f) {
+  using Walk = ExpertWalk<kLayerChannels<kLayer>, kTokens>;
+  Walk walk(p, listing.offsets, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+  for (; walk.find(); walk.next()) f(walk.tile());
+}
+
+/* By the warps of the other roles. */
 template <ExpertLayer kLayer, Operand kOperand, int kTokens>
-__device__ __forceinline__ void walk_experts(const ExpertParams& p, const Listing& listing,
-                                             const WgmmaPipe<kTokens>& pipe, ExpertTables<kTokens>& tables) {
-  typename WgmmaPipe<kTokens>::Place at;
-  const Role role = role_of_warp();
+__device__ __forceinline__ void copy_experts(const ExpertParams& p, Role role, const Listing& listing,
+                                             const WgmmaPipe<kTokens>& pipe) {
   wait_in_role<kLayer>(p, role);
   ExpertInputs in = p.in;
   in.order = listing.order;
-  int half = 0;
-  using Walk = ExpertWalk<kLayerChannels<kLayer>, kTokens>;
-  for (Walk walk(p, listing.offsets, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)); walk.find();
-       walk.next(), half ^= 1) {
-    const ExpertTile tile = walk.tile();
+  typename WgmmaPipe<kTokens>::Place at;
+  for_each_tile<kLayer, kTokens>(p, listing, [&](const ExpertTile& tile) {
     if (role == Role::kLoadWeights) {
       const ExpertPair weights = expert_weights<kLayer>(p, tile.expert);
       pipe.load_weights(expert_rows<kLayer, kOperand>(weights, tile.channel), p.steps(), p.k_bytes,
                         are_aligned<kLayer, kOperand>(weights, p), at);
-    } else if (role == Role::kLoadTokens) {
-      pipe.load_tokens(assignment_rows<kOperand, kTokens>(in, tile), p.steps(), p.k_bytes, p.tokens_aligned, at);
     } else {
-      fill_tables<kOperand>(in, tile, half, tables);
-      multiply_narrowly<kLayer, kOperand>(p, tile, half, pipe, tables, at);
-      named_barrier(kMultiplyBarrier, kWarpgroup);
-      store_outputs<kLayer>(p, tile, half, tables);
+      pipe.load_tokens(assignment_rows<kOperand, kTokens>(in, tile), p.steps(), p.k_bytes, p.tokens_aligned, at);
     }
+  });
+}
+
+/* By the multiplying warps. */
+template <ExpertLayer kLayer, Operand kOperand, int kTokens>
+__device__ __forceinline__ void multiply_experts(const ExpertParams& p, const Listing& listing,
+                                                 const WgmmaPipe<kTokens>& pipe, ExpertTables<kTokens>& tables) {
+  wait_in_role<kLayer>(p, Role::kMultiply);
+  ExpertInputs in = p.in;
+  in.order = listing.order;
+  typename WgmmaPipe<kTokens>::Place at;
+  int half = 0;
+  for_each_tile<kLayer, kTokens>(p, listing, [&](const ExpertTile& tile) {
+    fill_tables<kOperand>(in, tile, half, tables);
+    multiply_narrowly<kLayer, kOperand>(p, tile, half, pipe, tables, at);
+    named_barrier(kMultiplyBarrier, kWarpgroup);
+    store_outputs<kLayer>(p, tile, half, tables);
+    half ^= 1;
+  });
+}
+
+/* By the whole block. */
+template <ExpertLayer kLayer, Operand kOperand, int kTokens>
+__device__ __forceinline__ void walk_experts(const ExpertParams& p, const Listing& listing,
+                                             const WgmmaPipe<kTokens>& pipe, ExpertTables<kTokens>& tables) {
+  const Role role = role_of_warp();
+  if (role == Role::kMultiply) {
+    multiply_experts<kLayer, kOperand>(p, listing, pipe, tables);
+  } else {
+    copy_experts<kLayer, kOperand>(p, role, listing, pipe);
   }
 }
 

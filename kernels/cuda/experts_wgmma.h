@@ -23,8 +23,7 @@ struct ExpertParams {
   int listed = 0;              /* assignments, if a block has them all in its shared memory; else 0 */
   glm_tensor ids = {};
   int32_t first_id = 0;
-  const int32_t* skip = nullptr; /* nothing is done if this is not 0: the wide tiles did it */
-  ProductRanks ranks = {};       /* of down */
+  ProductRanks ranks = {}; /* of down */
 
   __host__ __device__ StepRange steps() const { return {0, (k_bytes + kStepBytes - 1) / kStepBytes}; }
 };
@@ -42,6 +41,34 @@ __device__ __forceinline__ void with_output_rows(const ExpertParams& p, F&& f) {
 /* `p`: but for k_bytes and what follows it. */
 template <ExpertLayer kLayer, Operand kOperand>
 glm_status experts_on_wgmma(glm_device* device, const ExpertParams& p, int rows);
+
+/* How a token's products become its row of out: base, if there is one, plus each local expert's by its weight, in the order of ids. */
+struct CombineParams {
+  int32_t rows;
+  int32_t top_k;
+  int32_t first;
+  int32_t count;
+  glm_tensor ids;
+  glm_tensor weights;
+  glm_tensor y;
+  glm_tensor base;
+  glm_tensor out;
+};
+
+constexpr int kFewChoices = 8;
+constexpr int kMostCombined = 4; /* tokens whose products down adds up by itself */
+
+/* Down of up to kMostCombined tokens of up to kFewChoices experts each, and the sums of its products. `p`: but for y, k_bytes and
+ * what follows it. */
+template <Operand kOperand>
+glm_status combined_on_wgmma(glm_device* device, const ExpertParams& p, const CombineParams& combine);
+
+#define GLM_COMBINED_ON_WGMMA(prefix, operand) \
+  prefix template glm_status combined_on_wgmma<operand>(glm_device*, const ExpertParams&, const CombineParams&)
+
+GLM_COMBINED_ON_WGMMA(extern, Operand::kBf16);
+GLM_COMBINED_ON_WGMMA(extern, Operand::kFp8Channel);
+GLM_COMBINED_ON_WGMMA(extern, Operand::kFp8Block);
 
 #define GLM_EXPERTS_ON_WGMMA(prefix, operand)                                                                        \
   prefix template glm_status experts_on_wgmma<ExpertLayer::kGateUp, operand>(glm_device*, const ExpertParams&, int); \

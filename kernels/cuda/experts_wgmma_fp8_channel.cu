@@ -3,5 +3,6 @@
 namespace glm::cuda {
 
 GLM_EXPERTS_ON_WGMMA(, Operand::kFp8Channel);
+GLM_COMBINED_ON_WGMMA(, Operand::kFp8Channel);
 
 }  // namespace glm::cuda

@@ -1,6 +1,6 @@
 /* The expert layers of many tokens on Hopper: FP8 with a scale a channel, bf16 activations, on the tiles of prefill. */
 #include "experts_pack.h"
-#include "experts_tile.cuh"
+#include "experts_walk.cuh"
 #include "tensor_map.h"
 #include "wide_tile.cuh"
 
@@ -65,8 +65,7 @@ __device__ __forceinline__ void copy_tile(const WideExpertParams& p, const Exper
   }
   const auto copy_weights = [&](uint8_t* to, int column, uint64_t* full) {
     copy_box(to, maps, column, tile.channel, full);
-    copy_box(to + kExpertBox * kStepBytes, maps + (kPaired ? 1 : 0), column, tile.channel + (kPaired ? 0 : kExpertBox),
-             full);
+    if (kPaired) copy_box(to + kExpertBox<kLayer> * kStepBytes, maps + 1, column, tile.channel, full);
   };
   pipe.load(copy_weights, &p.x, tile.first, chunks_of(tile), p.layer.steps().last, at);
 }
@@ -200,15 +199,34 @@ __device__ __forceinline__ void multiply_and_stage(const ExpertParams& p, const 
   }
 }
 
+/* What a block has in shared memory where weights are not aligned, and decode's tiles run. */
+struct UnalignedTables {
+  Ring<wgmma_stages(kExpertTokens)> ring;
+  ExpertTables<kExpertTokens> tables;
+};
+constexpr int kUnalignedStageBytes = wgmma_stages(kExpertTokens) * wgmma_stage_bytes(kExpertTokens);
+static_assert(kSwizzleAlignment + kUnalignedStageBytes + sizeof(UnalignedTables) <= wide_shared_bytes(kChunks));
+
+template <ExpertLayer kLayer>
+__device__ __forceinline__ void walk_unaligned(const ExpertParams& p, uint8_t* stages) {
+  auto& shared = *reinterpret_cast<UnalignedTables*>(stages + kUnalignedStageBytes);
+  const WgmmaPipe<kExpertTokens> pipe{&shared.ring, stages};
+  pipe.init();
+  if (threadIdx.x >= kWgmmaThreads) return;
+  walk_experts<kLayer, Operand::kFp8Channel>(p, {p.in.offsets, p.in.order}, pipe, shared.tables);
+}
+
 template <ExpertLayer kLayer>
 __global__ void __launch_bounds__(kWideThreads, 1) expert_wide_kernel(const __grid_constant__ WideExpertParams p) {
   extern __shared__ uint4 shared[];
   __shared__ Ring<wide_stages(kChunks)> ring;
   __shared__ float row_scales[kTileTokens];
   __shared__ StoreTable table;
-  begin_kernel();
-  if (*p.packed.usable == 0) return;
-  const Pipe pipe{&ring, swizzle_aligned(reinterpret_cast<uint8_t*>(shared))};
+  wait_for_predecessor();
+  release_successor(); /* which so knows that the grouping is over (ExpertParams::settled) */
+  uint8_t* const stages = swizzle_aligned(reinterpret_cast<uint8_t*>(shared));
+  if (*p.packed.usable == 0) return walk_unaligned<kLayer>(p.layer, stages);
+  const Pipe pipe{&ring, stages};
   pipe.init();
   const auto for_each_tile = [&](auto&& f) {
     for (auto walk = cluster_walk<kLayer>(p.layer); walk.find(); walk.next()) f(own_tile<kLayer>(walk.tile()));
@@ -240,6 +258,8 @@ glm_status experts_wide(glm_device* device, const ExpertParams& layer, int64_t a
                         const PackedExperts& packed) {
   WideExpertParams p = {layer, packed, {}};
   p.layer.k_bytes = layer.in.x.cols;
+  p.layer.tokens_aligned = true;
+  device->settled_offsets = kLayer == ExpertLayer::kGateUp ? layer.in.offsets : nullptr;
   const glm_status status = encode_map(device, "packed tokens", &p.x, packed.x, assignments, layer.in.x.cols,
                                        layer.in.x.cols, Pipe::kTokenBox);
   if (status != GLM_OK) return status;

@@ -24,19 +24,25 @@ struct Grid {
 /* Up to 48 KB a block need no asking, but what a kernel declares by itself counts too. */
 constexpr size_t kDefaultSharedBytes = 40 * 1024;
 
-/* What a launch is made of; `attributes` must outlive it. */
-inline cudaLaunchConfig_t launch_config(const glm_device* device, const Grid& grid, cudaLaunchAttribute attributes[2]) {
+constexpr int kMostAttributes = 3;
+
+/* What a launch is made of; `attributes` must outlive it. Every kernel asks for as much shared memory as a multiprocessor has: it can change
+ * that only when it is idle, so blocks of kernels that ask for different parts of it would not run beside each other. */
+inline cudaLaunchConfig_t launch_config(const glm_device* device, const Grid& grid,
+                                        cudaLaunchAttribute attributes[kMostAttributes]) {
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {static_cast<unsigned>(grid.cluster), 1, 1};
+  attributes[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+  attributes[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+  attributes[2].id = cudaLaunchAttributeClusterDimension;
+  attributes[2].val.clusterDim = {static_cast<unsigned>(grid.cluster), 1, 1};
   cudaLaunchConfig_t config = {};
   config.gridDim = grid.blocks;
   config.blockDim = dim3(static_cast<unsigned>(grid.threads));
   config.dynamicSmemBytes = grid.shared_bytes;
   config.stream = device->stream;
   config.attrs = attributes;
-  config.numAttrs = grid.cluster > 1 ? 2 : 1;
+  config.numAttrs = grid.cluster > 1 ? 3 : 2;
   return config;
 }
 
@@ -56,7 +62,7 @@ glm_status launch(glm_device* device, const char* name, const Grid& grid, void (
   if (grid.blocks.x == 0 || grid.blocks.y == 0 || grid.blocks.z == 0) return GLM_OK;
   const cudaError_t prepared = prepare_launch(device, grid, kernel);
   if (prepared != cudaSuccess) return check(device, prepared, name);
-  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchAttribute attributes[kMostAttributes] = {};
   const cudaLaunchConfig_t config = launch_config(device, grid, attributes);
   ++device->launches;
   device->launched_beside = grid.beside;
@@ -67,7 +73,7 @@ glm_status launch(glm_device* device, const char* name, const Grid& grid, void (
 template <typename... Params>
 int resident_clusters(const glm_device* device, const Grid& grid, void (*kernel)(Params...)) {
   int clusters = 0;
-  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchAttribute attributes[kMostAttributes] = {};
   const cudaLaunchConfig_t config = launch_config(device, grid, attributes);
   if (prepare_launch(device, grid, kernel) != cudaSuccess ||
       cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess) {

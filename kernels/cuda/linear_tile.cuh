@@ -71,6 +71,24 @@ __device__ __forceinline__ ChannelSums sum_ranks(float* partials, int at, int sp
   return total;
 }
 
+/* Stores a token of the tile, eight channels of whose sums this thread has. */
+template <Operand kOperand>
+__device__ __forceinline__ void finish_token(const LinearParams& p, const TilePlace& place,
+                                             const ChannelEpilogue& epilogue, float row_scale, int token,
+                                             ChannelSums sums) {
+  const int column = p.tiling.first_channel[place.part] + place.channel + epilogue.first;
+#pragma unroll
+  for (int j = 0; j < kPack; ++j) {
+    if (kOperand == Operand::kFp8Channel) sums.values[j] = sums.values[j] * row_scale * epilogue.scale[j];
+    sums.values[j] += epilogue.bias[j];
+  }
+  if (p.out.dtype == GLM_BF16) {
+    store_pack(row_of<bf16>(p.out, place.token + token) + column, 0, epilogue.count, sums.values);
+  } else {
+    store_pack(row_of<float>(p.out, place.token + token) + column, 0, epilogue.count, sums.values);
+  }
+}
+
 /* From partials[token][channel] with a pitch of kChannels + 4. Each block of the cluster finishes every split-th token, a thread eight channels at a time. */
 template <Operand kOperand, int kTokens, int kChannels, int kThreads>
 __device__ __forceinline__ void finish_tile(const LinearParams& p, const TilePlace& place,
@@ -79,22 +97,12 @@ __device__ __forceinline__ void finish_tile(const LinearParams& p, const TilePla
   constexpr int kPitch = kChannels + 4;
   constexpr int kTokensPerTurn = kThreads / kGroups;
   const int tokens = min(kTokens, p.rows - place.token);
-  const int column = p.tiling.first_channel[place.part] + place.channel + epilogue.first;
   if (p.split > 1) cooperative_groups::this_cluster().sync();
   for (int i = static_cast<int>(threadIdx.x) / kGroups; i < kTokens / p.split; i += kTokensPerTurn) {
     const int token = i * p.split + place.rank;
     if (token >= tokens || epilogue.count <= 0) break;
-    ChannelSums sums = sum_ranks(partials, token * kPitch + epilogue.first, p.split, place.rank);
-#pragma unroll
-    for (int j = 0; j < kPack; ++j) {
-      if (kOperand == Operand::kFp8Channel) sums.values[j] = sums.values[j] * row_scales[token] * epilogue.scale[j];
-      sums.values[j] += epilogue.bias[j];
-    }
-    if (p.out.dtype == GLM_BF16) {
-      store_pack(row_of<bf16>(p.out, place.token + token) + column, 0, epilogue.count, sums.values);
-    } else {
-      store_pack(row_of<float>(p.out, place.token + token) + column, 0, epilogue.count, sums.values);
-    }
+    const ChannelSums sums = sum_ranks(partials, token * kPitch + epilogue.first, p.split, place.rank);
+    finish_token<kOperand>(p, place, epilogue, row_scales[token], token, sums);
   }
   if (p.split > 1) cluster_leave_together();
 }
@@ -113,6 +121,13 @@ int split_of(int channels, int k_bytes) {
   int split = 1;
   while (split < kMaxSplit && tiles * split < kEnoughBlocks && steps / (2 * split) >= 2 * kWarpsK) split *= 2;
   return split;
+}
+
+/* Rows of a box of tokens, of which `boxes` make a tile: no more than there are, for rows past the last cost a tensor copy more than others. */
+inline int box_rows_of(int rows, int tile_tokens, int boxes) {
+  constexpr int kRowsOfSwizzle = 8;
+  const int enough = (rows + boxes * kRowsOfSwizzle - 1) / (boxes * kRowsOfSwizzle) * kRowsOfSwizzle;
+  return enough < tile_tokens / boxes ? enough : tile_tokens / boxes;
 }
 
 inline bool is_aligned_16(const void* data, int64_t stride_bytes) {

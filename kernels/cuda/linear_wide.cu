@@ -233,7 +233,7 @@ bool is_output_aligned(const glm_linear_args& args) {
 /* Decode's tiles are the fastest way as long as all of them run at once, two blocks a multiprocessor. */
 bool is_wide(const glm_device* device, const glm_linear_args& args) {
   constexpr int kFp8From = 96; /* rows */
-  constexpr int kBf16From = 65;
+  constexpr int kBf16From = 129;
   if (!device->has_wgmma) return false;
   if (args.format == GLM_W_BF16) {
     return args.x.dtype == GLM_BF16 && args.rows >= kBf16From && is_aligned(args, 2) &&

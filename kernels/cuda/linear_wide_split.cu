@@ -1,6 +1,6 @@
 /* Linear layers of a few hundred tokens on Hopper where decode splits K, and of bf16: a cluster splits K as decode's does, and its blocks take
- * 128 channels times 128 or 256 tokens each. Where a cluster has room for two such splits, they take neighbouring channels of the same
- * tokens, and each block copies half of its tokens to both. Sums are those of wgmma_tile.cuh. */
+ * 128 channels times 128 (FP8) or 256 tokens (bf16) each. bf16, where a cluster has room for two such splits: they take neighbouring channels of
+ * the same tokens, and each block copies half of its tokens to both. Sums are those of wgmma_tile.cuh. */
 #include "linear_tile.cuh"
 #include "tensor_map.h"
 #include "wide_tile.cuh"
@@ -11,14 +11,13 @@ namespace {
 
 constexpr int kSplitThreads = kMultiplyThreads + kWarp;
 constexpr int kPitch = kWideChannels + 4; /* of partial sums, which take the place of the stages */
-constexpr int kMaxSharers = 2;
 
 template <Operand kOperand, int kTokens>
 struct SplitShape {
   static constexpr bool kExact = kOperand == Operand::kBf16; /* wgmma adds in f32: no sum of a step takes registers */
   static constexpr int kChunks = kTokens / kChunkTokens;
-  static constexpr int kBlocks = kExact && kChunks == 1 ? 2 : 1; /* of a multiprocessor */
-  static constexpr int kStages = kBlocks == 2 ? 3 : kChunks == 1 ? 6 : 4;
+  static constexpr int kMaxSharers = kChunks; /* for 128 tokens sharing does not pay */
+  static constexpr int kStages = kChunks == 1 ? 6 : 4;
   static constexpr int kStageBytes = (kWideChannels + kTokens) * kStepBytes;
   static constexpr int kSharedBytes = kSwizzleAlignment + kStages * kStageBytes;
   static_assert(kTokens * kPitch * static_cast<int>(sizeof(float)) <= kStages * kStageBytes);
@@ -26,7 +25,8 @@ struct SplitShape {
 
 struct SplitParams {
   LinearParams linear;
-  int sharers; /* blocks of a cluster that multiply the same tokens and steps */
+  int sharers;  /* blocks of a cluster that multiply the same tokens and steps */
+  int box_rows; /* tokens that each of them copies: of a tile's, or of all */
   CUtensorMap x;
   CUtensorMap weights[GLM_MAX_PARTS];
 };
@@ -43,8 +43,13 @@ struct SplitPipe {
   /* By a multiplying warp that is done with the stage: sharers fill it together. */
   __device__ __forceinline__ void release(const SplitParams& p, const Place& at) const {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    const int rank = static_cast<int>(cluster_rank()) % p.linear.split;
-    if (lane < p.sharers) barrier_arrive_at(&ring->empty[at.stage], lane * p.linear.split + rank);
+    if (lane >= p.sharers) return;
+    if constexpr (Shape::kMaxSharers == 1) {
+      barrier_arrive(&ring->empty[at.stage]);
+    } else {
+      const int rank = static_cast<int>(cluster_rank()) % p.linear.split;
+      barrier_arrive_at(&ring->empty[at.stage], lane * p.linear.split + rank);
+    }
   }
 };
 
@@ -53,11 +58,10 @@ template <typename Shape>
 __device__ __forceinline__ void copy_steps(const SplitParams& p, const TilePlace& place, StepRange steps,
                                            const SplitPipe<Shape>& pipe) {
   using Place = typename SplitPipe<Shape>::Place;
-  constexpr int kTokens = Shape::kChunks * kChunkTokens;
   const CUtensorMap* map = &p.weights[place.part];
   const auto copy_weights = [&](int step, const Place& at) {
     uint64_t* full = &pipe.ring->full[at.stage];
-    barrier_expect(full, Shape::kStageBytes);
+    barrier_expect(full, (kWideChannels + p.sharers * p.box_rows) * kStepBytes);
     copy_box(pipe.weights(at), map, step * kStepBytes, place.channel, full);
   };
   const int ahead = min(steps.first + Shape::kStages, steps.last);
@@ -66,15 +70,19 @@ __device__ __forceinline__ void copy_steps(const SplitParams& p, const TilePlace
   prefetch_map(&p.x);
   wait_for_predecessor();
   const auto blocks = static_cast<uint16_t>((p.sharers > 1 ? 1 << p.linear.split | 1 : 1) << place.rank);
-  const int first = static_cast<int>(cluster_rank()) / p.linear.split * (kTokens / p.sharers);
+  const int first = static_cast<int>(cluster_rank()) / p.linear.split * p.box_rows;
   at = {};
   for (int step = steps.first; step < steps.last; ++step, at.advance()) {
     if (step >= ahead) {
       pipe.ring->wait_empty(at);
       copy_weights(step, at);
     }
-    copy_box(pipe.tokens(at) + first * kStepBytes, &p.x, step * kStepBytes, place.token + first,
-             &pipe.ring->full[at.stage], blocks);
+    uint64_t* full = &pipe.ring->full[at.stage];
+    if constexpr (Shape::kMaxSharers == 1) {
+      copy_box(pipe.tokens(at), &p.x, step * kStepBytes, place.token, full);
+    } else {
+      copy_box(pipe.tokens(at) + first * kStepBytes, &p.x, step * kStepBytes, place.token + first, full, blocks);
+    }
   }
 }
 
@@ -136,8 +144,7 @@ __device__ __forceinline__ void multiply_tile(const SplitParams& p, const TilePl
 }
 
 template <Operand kOperand, int kTokens>
-__global__ void __launch_bounds__(kSplitThreads, SplitShape<kOperand, kTokens>::kBlocks)
-    linear_wide_split_kernel(const __grid_constant__ SplitParams p) {
+__global__ void __launch_bounds__(kSplitThreads, 1) linear_wide_split_kernel(const __grid_constant__ SplitParams p) {
   using Shape = SplitShape<kOperand, kTokens>;
   extern __shared__ uint4 shared[];
   __shared__ Ring<Shape::kStages> ring;
@@ -168,15 +175,16 @@ template <Operand kOperand, int kTokens>
 glm_status launch_split(glm_device* device, const glm_linear_args& args) {
   using Shape = SplitShape<kOperand, kTokens>;
   constexpr int kElement = kOperand == Operand::kBf16 ? 2 : 1;
-  SplitParams params = {linear_params(args, kWideChannels), 1, {}, {}};
+  SplitParams params = {linear_params(args, kWideChannels), 1, 0, {}, {}};
   LinearParams& p = params.linear;
   p.k_bytes = args.x.cols * kElement;
   p.split = split_of<kOperand>(p.tiling.first_channel[args.num_parts], p.k_bytes);
   p.steps_per_block = ((p.k_bytes + kStepBytes - 1) / kStepBytes + p.split - 1) / p.split;
   const int tiles = p.tiling.first_tile[args.num_parts];
-  if (tiles > 1 && p.split * kMaxSharers <= kMaxSplit) params.sharers = kMaxSharers;
-  glm_status status = encode_map(device, "x", &params.x, args.x.data, args.rows, p.k_bytes, args.x.stride * kElement,
-                                 kTokens / params.sharers);
+  if (tiles > 1 && p.split * Shape::kMaxSharers <= kMaxSplit) params.sharers = Shape::kMaxSharers;
+  params.box_rows = box_rows_of(args.rows, kTokens, params.sharers);
+  glm_status status =
+      encode_map(device, "x", &params.x, args.x.data, args.rows, p.k_bytes, args.x.stride * kElement, params.box_rows);
   for (int i = 0; i < args.num_parts && status == GLM_OK; ++i) {
     const glm_weight& weight = args.parts[i];
     status = encode_map(device, "weights", &params.weights[i], weight.data, weight.rows, p.k_bytes,
@@ -193,8 +201,7 @@ glm_status launch_split(glm_device* device, const glm_linear_args& args) {
 
 glm_status linear_wide_split(glm_device* device, const glm_linear_args& args) {
   if (args.format == GLM_W_FP8_CHANNEL) return launch_split<Operand::kFp8Channel, kChunkTokens>(device, args);
-  return args.rows > kChunkTokens ? launch_split<Operand::kBf16, 2 * kChunkTokens>(device, args)
-                                  : launch_split<Operand::kBf16, kChunkTokens>(device, args);
+  return launch_split<Operand::kBf16, 2 * kChunkTokens>(device, args);
 }
 
 }  // namespace glm::cuda

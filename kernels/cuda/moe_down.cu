@@ -1,4 +1,5 @@
 #include "experts_pack.h"
+#include "moe_combine.cuh"
 #include "ops.h"
 #include "row.cuh"
 
@@ -82,17 +83,6 @@ __global__ void down_scalar_kernel(const __grid_constant__ DownParams p) {
   }
 }
 
-struct CombineParams {
-  int32_t top_k;
-  int32_t first;
-  int32_t count;
-  glm_tensor ids;
-  glm_tensor weights;
-  glm_tensor y;
-  glm_tensor base;
-  glm_tensor out;
-};
-
 template <typename Act>
 __global__ void combine_kernel(const __grid_constant__ CombineParams p) {
   begin_kernel();
@@ -114,7 +104,6 @@ __global__ void combine_kernel(const __grid_constant__ CombineParams p) {
   });
 }
 
-constexpr int kFewChoices = 8;
 constexpr int kFewThreads = 128;
 constexpr int kFewRows = 128;
 
@@ -213,6 +202,14 @@ glm_status multiply(glm_device* device, const DownParams& p, int32_t rows, std::
   });
 }
 
+/* Products and what becomes of them, of a few tokens. */
+glm_status multiply_combined(glm_device* device, const glm_moe_down_args& args, const CombineParams& combine) {
+  const auto on_tensor_cores = [&](auto operand) {
+    return combined_on_wgmma<operand()>(device, {inputs_of(args), args.down, {}, {}}, combine);
+  };
+  return with_operand(args.down.format, args.x.dtype, on_tensor_cores, [] { return GLM_INVALID_ARGUMENT; });
+}
+
 }  // namespace
 
 size_t moe_down_workspace(const glm_moe_down_args* args) {
@@ -221,16 +218,20 @@ size_t moe_down_workspace(const glm_moe_down_args* args) {
 
 glm_status moe_down(glm_device* device, const glm_moe_down_args* args) {
   const glm_tensor y{device->workspace, args->out.dtype, args->down.rows, args->down.rows};
+  const CombineParams combine{args->rows,    args->top_k, args->down.first, args->down.count, args->ids,
+                              args->weights, y,           args->base,       args->out};
+  if (args->rows <= kMostCombined && args->top_k <= kFewChoices && is_on_wgmma(device, *args)) {
+    return multiply_combined(device, *args, combine);
+  }
   const glm_status status =
       multiply(device, {inputs_of(*args), args->down, y}, args->rows, device->workspace + y_bytes(*args));
   if (status != GLM_OK) return status;
-  const CombineParams combine{args->top_k, args->down.first, args->down.count, args->ids, args->weights,
-                              y,           args->base,       args->out};
   if (args->rows <= kFewRows && args->top_k <= kFewChoices && y.dtype == GLM_BF16 && y.cols % kPack == 0 &&
       reinterpret_cast<uintptr_t>(y.data) % alignof(PackOf<bf16>) == 0) {
     const Grid grid{dim3(static_cast<unsigned>(args->rows), blocks_for(y.cols, kFewThreads * kPack)), kFewThreads};
     return launch(device, "moe_down (combine)", grid, combine_few_kernel, combine, is_on_wgmma(device, *args));
   }
+  if (args->rows > kFewRows && combines_many(combine)) return combine_many(device, combine);
   const Grid grid{dim3(static_cast<unsigned>(args->rows)), row_threads(args->out.cols)};
   return with_act(args->out.dtype, [&](auto act) {
     return launch(device, "moe_down (combine)", grid, combine_kernel<typename decltype(act)::type>, combine);

@@ -106,49 +106,54 @@ __global__ void gate_up_scalar_kernel(const __grid_constant__ GateUpParams p) {
   }
 }
 
-/* A block quantises every gridDim.x-th row of y that the order lists. settled: the order is there before the predecessor ends. */
+/* The assignments that the order lists. */
+struct Listed {
+  const int32_t* total;
+  const int32_t* order;
+  bool settled; /* both are there before the predecessor ends */
+};
+
+/* Calls f with every gridDim.x-th of them, once the predecessor has ended. */
+template <typename F>
+__device__ __forceinline__ void for_each_listed(const Listed& listed, F&& f) {
+  release_successor();
+  if (!listed.settled) wait_for_predecessor();
+  const int first = static_cast<int>(blockIdx.x);
+  const int count = __ldcg(listed.total);
+  int64_t index = first < count ? __ldcg(listed.order + first) : 0;
+  wait_for_predecessor();
+  for (int i = first; i < count; i += static_cast<int>(gridDim.x)) {
+    const int next = i + static_cast<int>(gridDim.x);
+    const int64_t following = next < count ? __ldcg(listed.order + next) : 0;
+    f(index);
+    index = following;
+  }
+}
+
 template <typename Act>
-__global__ void quantize_listed_kernel(const int32_t* total, const int32_t* order, bool settled, glm_tensor y,
-                                       RowTargets targets) {
+__global__ void quantize_listed_kernel(Listed listed, glm_tensor y, RowTargets targets) {
   extern __shared__ __align__(16) float row_memory[];
   __shared__ uint32_t largest[kWarp];
   BlockRow row(row_memory, y.cols);
-  release_successor();
-  if (!settled) wait_for_predecessor();
-  const int first = static_cast<int>(blockIdx.x);
-  const int count = __ldcg(total);
-  int64_t index = first < count ? __ldcg(order + first) : 0;
-  wait_for_predecessor();
-  for (int i = first; i < count; i += static_cast<int>(gridDim.x)) {
+  for_each_listed(listed, [&](int64_t index) {
     const Act* from = row_of<Act>(y, index);
     store_row<Act>(row, y.cols, targets, index, largest,
                    [&](int32_t first, float* values) { load_pack(from, first, y.cols, values); });
-    const int next = i + static_cast<int>(gridDim.x);
-    if (next < count) index = __ldcg(order + next);
-  }
+  });
 }
 
 /* The same for whole packs of bf16, kEach in a thread. */
 template <int kEach>
-__global__ void quantize_listed_whole_kernel(const int32_t* total, const int32_t* order, bool settled, glm_tensor y,
-                                             RowTargets targets) {
+__global__ void quantize_listed_whole_kernel(Listed listed, glm_tensor y, RowTargets targets) {
   __shared__ uint32_t largest[2][kWarp]; /* by turns: a row ends while others still read the last one's */
-  release_successor();
-  if (!settled) wait_for_predecessor();
-  const int first = static_cast<int>(blockIdx.x);
-  const int count = __ldcg(total);
-  int64_t index = first < count ? __ldcg(order + first) : 0;
-  wait_for_predecessor();
   int turn = 0;
-  for (int i = first; i < count; i += static_cast<int>(gridDim.x), turn ^= 1) {
-    const int next = i + static_cast<int>(gridDim.x);
-    const int64_t following = next < count ? __ldcg(order + next) : 0;
+  for_each_listed(listed, [&](int64_t index) {
     const bf16* const from = row_of<bf16>(y, index);
     Packed packs[kEach];
     for_each_whole<kEach>(y.cols, [&](int j, int32_t column) { packs[j] = load_packed(from + column); });
     store_whole_row<kEach>(y.cols, targets, index, largest[turn], [&](int j, int32_t) { return packs[j]; });
-    index = following;
-  }
+    turn ^= 1;
+  });
 }
 
 ExpertInputs inputs_of(const glm_moe_gate_up_args& args) {
@@ -203,18 +208,16 @@ glm_status moe_gate_up(glm_device* device, const glm_moe_gate_up_args* args) {
     constexpr int kBlocksPerMultiprocessor = 32;
     const int blocks = std::min(args->rows * args->top_k, device->sm_count * kBlocksPerMultiprocessor);
     const Grid grid{dim3(static_cast<unsigned>(blocks)), row_threads(p.y.cols), shared_row_bytes(p.y.cols)};
-    const int32_t* const total = args->offsets + args->gate.count;
-    const bool settled = device->settled_offsets == args->offsets;
+    const Listed listed{args->offsets + args->gate.count, args->order, device->settled_offsets == args->offsets};
     const RowTargets targets{{}, args->q, args->scale};
     if (act_dtype == GLM_BF16 && has_whole_packs(p.y, p.y.cols) && takes_whole_rows(targets, p.y.cols)) {
       return with_each(args->rows, grid.threads, [&](auto each) {
         const Grid whole{grid.blocks, grid.threads / each()};
-        return launch(device, "moe_gate_up (quantise)", whole, quantize_listed_whole_kernel<each()>, total, args->order,
-                      settled, p.y, targets);
+        return launch(device, "moe_gate_up (quantise)", whole, quantize_listed_whole_kernel<each()>, listed, p.y,
+                      targets);
       });
     }
-    return launch(device, "moe_gate_up (quantise)", grid, quantize_listed_kernel<Act>, total, args->order, settled, p.y,
-                  targets);
+    return launch(device, "moe_gate_up (quantise)", grid, quantize_listed_kernel<Act>, listed, p.y, targets);
   });
 }
 

@@ -27,7 +27,7 @@ struct Loads {
 /* A block an expert, and one more for the end; a thread an assignment, all of them at once. */
 __global__ void __launch_bounds__(kThreads)
     moe_group_once_kernel(glm_tensor ids, int32_t top_k, int32_t assignments, int32_t first, int32_t count,
-                          int32_t* offsets, int32_t* order, Loads loads) {
+                          int32_t* offsets, int32_t* order, Loads loads, bool beside) {
   __shared__ int earlier[kWarp];
   __shared__ int own[kWarp];
   __shared__ int counted[kWarp];
@@ -38,8 +38,8 @@ __global__ void __launch_bounds__(kThreads)
   const bool valid = a < assignments;
   const int32_t row = a / top_k;
   const bool counts = valid && loads.counts != nullptr && __ldcg(loads.row_slots + row) != loads.spare_slot;
-  begin_turn(false);
-  const int32_t id = valid ? row_of<int32_t>(ids, row)[a - row * top_k] - first : -1;
+  begin_turn(beside);
+  const int32_t id = valid ? __ldcg(row_of<int32_t>(ids, row) + a - row * top_k) - first : -1;
   const bool is_own = id == expert && expert < count;
   const unsigned own_votes = __ballot_sync(0xffffffffu, is_own);
   const unsigned earlier_votes = __ballot_sync(0xffffffffu, id >= 0 && id < expert);
@@ -54,11 +54,13 @@ __global__ void __launch_bounds__(kThreads)
   const int at = __reduce_add_sync(0xffffffffu, is_warp ? earlier[lane] : 0);
   const int before = __reduce_add_sync(0xffffffffu, lane < warp ? own[lane] : 0);
   if (is_own) order[at + before + __popc(own_votes & ((1u << lane) - 1))] = a;
-  if (warp != 0) return;
   const int load = __reduce_add_sync(0xffffffffu, is_warp ? counted[lane] : 0);
-  if (lane != 0) return;
-  offsets[expert] = at;
-  if (load > 0) atomicAdd(reinterpret_cast<unsigned long long*>(loads.counts) + expert, load); /* nobody waits for it */
+  if (a == 0) {
+    offsets[expert] = at;
+    if (load > 0)
+      atomicAdd(reinterpret_cast<unsigned long long*>(loads.counts) + expert, load); /* nobody waits for it */
+  }
+  end_turn(beside);
 }
 
 struct GroupParams {
@@ -70,6 +72,7 @@ struct GroupParams {
   int32_t* offsets;
   int32_t* order;
   Loads loads;
+  bool beside;
 };
 
 constexpr int kQuad = 4;                        /* assignments that a lane reads at once */
@@ -84,7 +87,7 @@ __device__ __forceinline__ int4 load_quad(const GroupParams& p, int32_t a) {
     return __ldcg(reinterpret_cast<const int4*>(dense + a));
   }
   const auto id = [&](int32_t i) {
-    return i < p.assignments ? row_of<int32_t>(p.ids, i / p.top_k)[i % p.top_k] : p.first - 1;
+    return i < p.assignments ? __ldcg(row_of<int32_t>(p.ids, i / p.top_k) + i % p.top_k) : p.first - 1;
   };
   return make_int4(id(a), id(a + 1), id(a + 2), id(a + 3));
 }
@@ -175,7 +178,7 @@ __global__ void __launch_bounds__(kThreads) moe_group_kernel(const __grid_consta
   __shared__ int earlier[kWarp];
   __shared__ int own[kWarp];
   __shared__ Counts counts;
-  begin_turn(false);
+  begin_turn(p.beside);
   const int warps = static_cast<int>(blockDim.x) / kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -202,7 +205,7 @@ __global__ void __launch_bounds__(kThreads) moe_group_kernel(const __grid_consta
   int at = total;
   if (kParts > 1) at = place_in_cluster(counts, {total, __reduce_add_sync(0xffffffffu, found)}, total);
   if (threadIdx.x == 0 && part == 0) p.offsets[expert] = total;
-  if (expert == p.count) return;
+  if (expert == p.count) return end_turn(p.beside);
   at += __reduce_add_sync(0xffffffffu, lane < warp ? found : 0);
   int load = 0;
   for (int c = 0; c < chunks; c += kMostChunks) {
@@ -214,6 +217,7 @@ __global__ void __launch_bounds__(kThreads) moe_group_kernel(const __grid_consta
   if (lane == 0 && load > 0) { /* nobody waits for it */
     atomicAdd(reinterpret_cast<unsigned long long*>(p.loads.counts) + expert, load);
   }
+  end_turn(p.beside);
 }
 
 }  // namespace
@@ -228,20 +232,27 @@ glm_status moe_group(glm_device* device, const glm_moe_group_args* args) {
   touched.writes(args->loads, args->loads == nullptr ? 0 : args->count * sizeof(uint64_t));
   const Turn turn(device, touched);
   const int whole_warps = (assignments + kWarp - 1) / kWarp * kWarp;
-  const Grid grid{dim3(static_cast<unsigned>(args->count + 1)), std::min(kThreads, whole_warps)};
+  const Grid grid{dim3(static_cast<unsigned>(args->count + 1)), std::min(kThreads, whole_warps), 0, 1, turn.beside()};
   const Loads loads{args->loads, args->loads == nullptr ? nullptr : args->step->row_slots, args->spare_slot};
-  device->last_grouping = {args->ids, args->offsets, args->order, args->rows, args->first, device->launches + 1};
+  device->last_grouping = {args->ids,
+                           args->offsets,
+                           args->order,
+                           args->rows,
+                           args->first,
+                           device->launches + 1,
+                           turn.beside() ? device->last_turn.touched : Touched{}};
   if (assignments <= kThreads) {
     return launch(device, "moe_group", grid, moe_group_once_kernel, args->ids, args->top_k, assignments, args->first,
-                  args->count, args->offsets, args->order, loads);
+                  args->count, args->offsets, args->order, loads, turn.beside());
   }
-  const GroupParams p{args->ids, args->top_k, assignments, args->first, args->count, args->offsets, args->order, loads};
+  const GroupParams p{args->ids,     args->top_k, assignments, args->first,  args->count,
+                      args->offsets, args->order, loads,       turn.beside()};
   if (assignments > kSplitFrom) {
-    const Grid many{dim3(grid.blocks.x * kGroupParts), kThreads, 0, kGroupParts};
+    const Grid many{dim3(grid.blocks.x * kGroupParts), kThreads, 0, kGroupParts, turn.beside()};
     return launch(device, "moe_group", many, moe_group_kernel<kGroupParts>, p);
   }
   const int quads = (assignments + kQuad - 1) / kQuad;
-  const Grid some{grid.blocks, std::min(kThreads, (quads + kWarp - 1) / kWarp * kWarp)};
+  const Grid some{grid.blocks, std::min(kThreads, (quads + kWarp - 1) / kWarp * kWarp), 0, 1, turn.beside()};
   return launch(device, "moe_group", some, moe_group_kernel<1>, p);
 }
 

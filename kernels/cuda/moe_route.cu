@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kSelectThreads) route_select_kernel(const __gr
 glm_status compute_logits(glm_device* device, const glm_moe_route_args& args, bool beside, float* logits) {
   return with_weight(args.format, [&](auto weight) {
     using W = typename decltype(weight)::type;
-    if (are_route_logits_wide<W>(args)) return route_logits_wide<W>(device, args, beside, logits);
+    if (are_route_logits_wide<W>(device, args)) return route_logits_wide<W>(device, args, beside, logits);
     if (args.x.dtype == GLM_BF16) return route_logits<W>(device, args, beside, logits);
     const Grid grid{dim3(blocks_for(args.experts, kDotWarps), blocks_for(args.rows, kDotTokens)), kDotWarps * kWarp};
     return launch(device, "moe_route (logits)", grid, route_logits_kernel<float, W>, args.x, args.weight, args.rows,

@@ -1,91 +1,27 @@
-/* Router scores on tensor cores at f32's precision: a weight is the exact sum of three bf16 numbers, and activations are bf16. */
+/* Router scores on tensor cores: a cluster of blocks splits K. */
 #ifndef GLM_CUDA_MOE_ROUTE_LOGITS_CUH
 #define GLM_CUDA_MOE_ROUTE_LOGITS_CUH
 
 #include <cooperative_groups.h>
 
-#include "kernel.cuh"
+#include "cluster_sum.cuh"
 #include "launch.h"
-#include "mma.cuh"
+#include "moe_route_step.cuh"
 
 namespace glm::cuda {
 
-constexpr int kRouteExperts = 16; /* of a block */
-constexpr int kRouteWarps = 8;
-constexpr int kRouteSplit = 8;                                       /* blocks of a cluster, which share K */
-constexpr int kRouteStep = 16;                                       /* elements of K that a warp multiplies at once */
-constexpr int kRouteStride = kRouteSplit * kRouteWarps * kRouteStep; /* from a step of a warp to its next */
-constexpr int kRouteAhead = 5; /* steps whose weights decode reads before the predecessor ends: all of 5120 columns */
-
-/* Elements of K, from `k` on, in the order that a lane multiplies them; zeros past the end. */
-template <typename W>
-__device__ __forceinline__ float4 load_route_weights(const W* row, int k, int n) {
-  float values[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) values[i] = k + i < n ? to_float(row[k + i]) : 0.0f;
-  return make_float4(values[0], values[1], values[2], values[3]);
-}
-template <>
-__device__ __forceinline__ float4 load_route_weights<float>(const float* row, int k, int n) {
-  if (k + 4 <= n && reinterpret_cast<uintptr_t>(row) % 16 == 0) return *reinterpret_cast<const float4*>(row + k);
-  float values[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) values[i] = k + i < n ? row[k + i] : 0.0f;
-  return make_float4(values[0], values[1], values[2], values[3]);
-}
-
-__device__ __forceinline__ uint2 load_route_tokens(const bf16* row, int k, int n) {
-  if (row == nullptr) return make_uint2(0, 0);
-  if (k + 4 <= n && reinterpret_cast<uintptr_t>(row) % 8 == 0) return __ldcg(reinterpret_cast<const uint2*>(row + k));
-  uint16_t values[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) values[i] = k + i < n ? __bfloat16_as_ushort(__ldcg(row + k + i)) : 0;
-  return make_uint2(values[0] | static_cast<uint32_t>(values[1]) << 16, values[2] | static_cast<uint32_t>(values[3])
-                                                                                        << 16);
-}
-
-/* Takes the leading bf16 of two numbers off them. */
-__device__ __forceinline__ uint32_t take_bf16(float& x, float& y) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
-  x -= __low2float(pair);
-  y -= __high2float(pair);
-  return reinterpret_cast<const uint32_t&>(pair);
-}
-
-/* Weights of a step: of rows group and group + 8. */
-struct RouteWeights {
-  float4 low;
-  float4 high;
-};
-
-/* Adds a step to the warp's sums, kTiles times eight tokens. A token's sum is made in the same order
- * for every kTiles. */
-template <typename W, int kTiles>
-__device__ __forceinline__ void multiply_route_step(RouteWeights w, const uint2 b[kTiles], float sums[kTiles][4]) {
-  constexpr int kPieces = std::is_same_v<W, bf16> ? 1 : 3;
-#pragma unroll
-  for (int piece = 0; piece < kPieces; ++piece) {
-    uint32_t a[4];
-    a[0] = take_bf16(w.low.x, w.low.y);
-    a[1] = take_bf16(w.high.x, w.high.y);
-    a[2] = take_bf16(w.low.z, w.low.w);
-    a[3] = take_bf16(w.high.z, w.high.w);
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) mma_16x8x16<bf16>(sums[tile], a, b[tile].x, b[tile].y);
-  }
-}
-
-/* A warp's tokens, kTiles times eight. Where rows are aligned, those of its first steps come to shared memory all at once,
+/* A warp's tokens, kTiles times eight. Where rows are aligned, those of its first steps come all at once, many to shared memory,
  * [step][token][kRouteStep]: read step by step they would take as many trips. */
 template <int kTiles>
 struct RouteTokens {
   static constexpr int kStepBytes = kTiles * 8 * kRouteStep * 2;
-  static constexpr int kBytes = kRouteAhead * kStepBytes; /* of a warp */
+  static constexpr int kBytes = kTiles <= kFewTiles ? 0 : kRouteAhead * kStepBytes; /* of a warp */
 
   const glm_tensor& x;
   int first;
   int end;
-  uint8_t* copied; /* kBytes, or NULL */
+  bool aligned;
+  uint8_t* copied; /* kBytes */
 
   /* Starts the copies; zeros past the last token and column. `k`: the warp's first column. */
   __device__ __forceinline__ void copy(int k) const {
@@ -105,6 +41,21 @@ struct RouteTokens {
     for (int tile = 0; tile < kTiles; ++tile) b[tile] = own[tile * kWarp];
   }
 
+  /* This lane's of the first steps; zeros likewise. `k`: the lane's first column. */
+  __device__ __forceinline__ void read_ahead(int k, uint2 b[kRouteAhead][kTiles]) const {
+#pragma unroll
+    for (int i = 0; i < kRouteAhead; ++i) {
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const int token = first + tile * 8 + static_cast<int>(threadIdx.x) % kWarp / 4;
+        const int column = k + i * kRouteStride;
+        const bool valid = token < end && column < x.cols;
+        b[i][tile] = make_uint2(0, 0);
+        if (valid) b[i][tile] = __ldcg(reinterpret_cast<const uint2*>(row_of<bf16>(x, token) + column));
+      }
+    }
+  }
+
   /* This lane's from column k on. */
   __device__ __forceinline__ void read(int k, uint2 b[kTiles]) const {
 #pragma unroll
@@ -115,44 +66,85 @@ struct RouteTokens {
   }
 };
 
-/* The warp's sums over its share of K, from `k` on. Weights are no operation's output: the first steps' are read before the
- * predecessor ends. */
-template <typename W, int kTiles>
-__device__ __forceinline__ void route_sums(const W* const rows[2], const RouteTokens<kTiles>& tokens, int k,
-                                           bool beside, float sums[kTiles][4]) {
-  const int cols = tokens.x.cols;
-  const int own = k + static_cast<int>(threadIdx.x) % 4 * 4;
-  const auto load = [&](int at) {
-    return RouteWeights{load_route_weights(rows[0], at, cols), load_route_weights(rows[1], at, cols)};
-  };
+/* The first steps of a few tokens: weights are split before the predecessor ends. `load(column)` gives weights, `k` is the lane's first
+ * column. */
+template <typename W, int kTiles, typename Load>
+__device__ __forceinline__ void multiply_few_ahead(const RouteTokens<kTiles>& tokens, Load&& load, int k, bool beside,
+                                                   float sums[kTiles][4]) {
+  RouteWeights read[kRouteAhead];
+  RoutePieces<W> ahead[kRouteAhead];
+#pragma unroll
+  for (int i = 0; i < kRouteAhead; ++i) read[i] = load(k + i * kRouteStride);
+#pragma unroll
+  for (int i = 0; i < kRouteAhead; ++i) {
+    ahead[i] = split_weights<W>(read[i]);
+#pragma unroll
+    for (auto& a : ahead[i].a) asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3])); /* now, not later */
+  }
+  begin_turn(beside);
+  uint2 b[kRouteAhead][kTiles];
+  if (tokens.aligned) {
+    tokens.read_ahead(k, b);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kRouteAhead; ++i) tokens.read(k + i * kRouteStride, b[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < kRouteAhead; ++i) multiply_route_step<W, kTiles>(ahead[i], b[i], sums);
+}
+
+/* The first steps of many tokens. `warp_k`: the warp's first column. */
+template <typename W, int kTiles, typename Load>
+__device__ __forceinline__ void multiply_many_ahead(const RouteTokens<kTiles>& tokens, Load&& load, int k, int warp_k,
+                                                    bool beside, float sums[kTiles][4]) {
   RouteWeights ahead[kRouteAhead];
 #pragma unroll
-  for (int i = 0; i < kRouteAhead; ++i) ahead[i] = load(own + i * kRouteStride);
+  for (int i = 0; i < kRouteAhead; ++i) ahead[i] = load(k + i * kRouteStride);
   begin_turn(beside);
-  uint2 b[kTiles];
-  if (tokens.copied != nullptr) {
-    tokens.copy(k);
+  if (tokens.aligned) {
+    tokens.copy(warp_k);
     wait_copies<0>();
     __syncwarp();
   }
+  uint2 b[kTiles];
 #pragma unroll
   for (int i = 0; i < kRouteAhead; ++i) {
-    if (tokens.copied != nullptr) {
+    if (tokens.aligned) {
       tokens.read_copied(i, b);
     } else {
-      tokens.read(own + i * kRouteStride, b);
+      tokens.read(k + i * kRouteStride, b);
     }
-    multiply_route_step<W, kTiles>(ahead[i], b, sums);
+    multiply_route_step<W, kTiles>(split_weights<W>(ahead[i]), b, sums);
   }
-  for (int at = kRouteAhead * kRouteStride; k + at < cols; at += kRouteStride) {
-    tokens.read(own + at, b);
-    multiply_route_step<W, kTiles>(load(own + at), b, sums);
+}
+
+/* The warp's sums over its share of K, from `warp_k` on. Weights are no operation's output: the first steps' are read before the
+ * predecessor ends. */
+template <typename W, int kTiles>
+__device__ __forceinline__ void route_sums(const W* const rows[2], const RouteTokens<kTiles>& tokens, int warp_k,
+                                           bool beside, float sums[kTiles][4]) {
+  const int cols = tokens.x.cols;
+  const int k = warp_k + static_cast<int>(threadIdx.x) % 4 * 4;
+  const auto load = [&](int at) {
+    return RouteWeights{load_route_weights(rows[0], at, cols), load_route_weights(rows[1], at, cols)};
+  };
+  if constexpr (kTiles <= kFewTiles) {
+    multiply_few_ahead<W, kTiles>(tokens, load, k, beside, sums);
+  } else {
+    multiply_many_ahead<W, kTiles>(tokens, load, k, warp_k, beside, sums);
+  }
+  uint2 b[kTiles];
+  for (int at = kRouteAhead * kRouteStride; warp_k + at < cols; at += kRouteStride) {
+    tokens.read(k + at, b);
+    multiply_route_step<W, kTiles>(split_weights<W>(load(k + at)), b, sums);
   }
 }
 
 template <int kTiles>
 struct RouteShape {
   static constexpr int kTokens = kTiles * 8;
+  static constexpr int kOwn = kTokens / kRouteSplit * kRouteExperts; /* sums of the cluster's that a block makes */
+  static constexpr bool kSends = kTiles <= kFewTiles;
   using Partials = float[kRouteWarps][kTokens][kRouteExperts + 1];
   /* Partial sums take the tokens' place. */
   static constexpr int kTokenBytes = kRouteWarps * RouteTokens<kTiles>::kBytes;
@@ -161,30 +153,76 @@ struct RouteShape {
                                           : static_cast<int>(sizeof(Partials));
 };
 
+/* What blocks of a cluster give each other: sums that each has sent, or that each may fetch. */
+template <int kTiles>
+struct RouteExchange {
+  float sums[kRouteSplit][RouteShape<kTiles>::kOwn];
+  uint64_t arrived;
+};
+
+/* Adds up the block's partial sums, then the cluster's: calls store(token, expert, sum) for every eighth token. count: of the tokens. */
+template <int kTiles, typename Store>
+__device__ __forceinline__ void add_up_route(const typename RouteShape<kTiles>::Partials& partials,
+                                             RouteExchange<kTiles>& exchange, int rank, int count, Store&& store) {
+  using Shape = RouteShape<kTiles>;
+  if (Shape::kSends) cluster_wait();
+  for (int i = static_cast<int>(threadIdx.x); i < count * kRouteExperts; i += kRouteWarps * kWarp) {
+    const int token = i / kRouteExperts;
+    const int expert = i % kRouteExperts;
+    const int to = token % kRouteSplit;
+    const int place = token / kRouteSplit * kRouteExperts + expert;
+    float sum = 0.0f;
+    for (int other = 0; other < kRouteWarps; ++other) sum += partials[other][token][expert];
+    if (Shape::kSends) {
+      send_sum(&exchange.sums[rank][place], &exchange.arrived, to, sum);
+    } else {
+      exchange.sums[to][place] = sum;
+    }
+  }
+  if (!Shape::kSends) cluster_sync();
+  const int at = static_cast<int>(threadIdx.x);
+  const int token = at / kRouteExperts * kRouteSplit + rank;
+  if (at < Shape::kOwn && token < count) {
+    if (Shape::kSends) barrier_wait_cluster(&exchange.arrived, 0);
+    const auto cluster = cooperative_groups::this_cluster();
+    float sum = 0.0f;
+    for (int i = 0; i < kRouteSplit; ++i) {
+      sum += Shape::kSends ? exchange.sums[i][at] : *cluster.map_shared_rank(&exchange.sums[rank][at], i);
+    }
+    store(token, at % kRouteExperts, sum);
+  }
+  if (!Shape::kSends) cluster_leave_together();
+}
+
 /* Block (x, y): 16 experts times the cluster's split of K, kTiles times eight tokens. */
 template <typename W, int kTiles>
 __global__ void __launch_bounds__(kRouteWarps* kWarp, 2)
     route_logits_mma_kernel(const __grid_constant__ glm_tensor x, glm_weight weight, int32_t rows, bool beside,
                             bool aligned, float* logits) {
-  namespace cg = cooperative_groups;
   using Shape = RouteShape<kTiles>;
-  constexpr int kTokens = Shape::kTokens;
   extern __shared__ uint4 shared[];
-  __shared__ float totals[kTokens][kRouteExperts];
+  __shared__ RouteExchange<kTiles> exchange;
   auto& partials = *reinterpret_cast<typename Shape::Partials*>(shared);
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int group = static_cast<int>(threadIdx.x) % kWarp / 4;
   const int member = static_cast<int>(threadIdx.x) % 4;
   const int rank = static_cast<int>(blockIdx.x) % kRouteSplit;
   const int first_expert = static_cast<int>(blockIdx.x) / kRouteSplit * kRouteExperts;
-  const int first_token = static_cast<int>(blockIdx.y) * kTokens;
+  const int first_token = static_cast<int>(blockIdx.y) * Shape::kTokens;
+  const int count = min(Shape::kTokens, rows - first_token);
+  if (Shape::kSends) {
+    const int own_tokens = (count + kRouteSplit - 1 - rank) / kRouteSplit;
+    if (threadIdx.x == 0) expect_sums(&exchange.arrived, own_tokens * kRouteExperts * kRouteSplit * sizeof(float));
+    __syncwarp();
+    cluster_arrive_started();
+  }
   const W* weights[2];
   for (int i = 0; i < 2; ++i) {
     weights[i] =
         static_cast<const W*>(weight.data) + min(first_expert + group + i * 8, weight.rows - 1) * weight.stride;
   }
   uint8_t* copied = reinterpret_cast<uint8_t*>(shared) + warp * RouteTokens<kTiles>::kBytes;
-  const RouteTokens<kTiles> tokens{x, first_token, rows, aligned ? copied : nullptr};
+  const RouteTokens<kTiles> tokens{x, first_token, rows, aligned, copied};
   float sums[kTiles][4] = {};
   route_sums<W, kTiles>(weights, tokens, (rank * kRouteWarps + warp) * kRouteStep, beside, sums);
   __syncthreads();
@@ -193,23 +231,10 @@ __global__ void __launch_bounds__(kRouteWarps* kWarp, 2)
     partials[warp][i / 4 * 8 + member * 2 + i % 2][group + i % 4 / 2 * 8] = sums[i / 4][i % 4];
   }
   __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < kTokens * kRouteExperts; i += kRouteWarps * kWarp) {
-    float sum = 0.0f;
-    for (int other = 0; other < kRouteWarps; ++other) sum += partials[other][i / kRouteExperts][i % kRouteExperts];
-    totals[i / kRouteExperts][i % kRouteExperts] = sum;
-  }
-  auto cluster = cg::this_cluster();
-  cluster.sync();
-  constexpr int kOwn = kTokens / kRouteSplit * kRouteExperts;
-  const int at = static_cast<int>(threadIdx.x);
-  const int token = at / kRouteExperts * kRouteSplit + rank;
-  const int expert = first_expert + at % kRouteExperts;
-  if (at < kOwn && first_token + token < rows && expert < weight.rows) {
-    float sum = 0.0f;
-    for (int i = 0; i < kRouteSplit; ++i) sum += cluster.map_shared_rank(&totals[token][at % kRouteExperts], i)[0];
-    logits[static_cast<int64_t>(first_token + token) * weight.rows + expert] = sum;
-  }
-  cluster_leave_together();
+  add_up_route<kTiles>(partials, exchange, rank, count, [&](int token, int expert, float sum) {
+    if (first_expert + expert >= weight.rows) return;
+    logits[static_cast<int64_t>(first_token + token) * weight.rows + first_expert + expert] = sum;
+  });
   end_turn(beside);
 }
 

@@ -1,240 +1,138 @@
-/* Router scores of many tokens. A cluster splits K as decode's does; a block multiplies its share of K for all experts, so that it reads
- * tokens once, and each weight once for all its tokens. Sums are made in decode's order (moe_route_logits.cuh): what a warp adds up there
- * is a bucket here, and each warp goes through all buckets of its experts and tokens. */
-#include "moe_route_logits.cuh"
+/* Router scores of many tokens on Hopper (moe_route_tile.cuh). Of a few hundred tokens a cluster splits K as decode's does; of more, a block goes
+ * through all of it. */
+#include "moe_route_multiply.cuh"
 #include "moe_route_wide.h"
+#include "tensor_map.h"
 
 namespace glm::cuda {
 
 namespace {
 
-constexpr int kExpertWarps = 10; /* of 16 experts each: GLM-4.7 has 160 */
-constexpr int kBlockExperts = kExpertWarps * kRouteExperts;
-constexpr int kStages = 3;
-constexpr int kTokenBytes = kRouteStep * 2; /* of a step */
-
-/* A block: kTiles times eight tokens, which each warp multiplies by 16 experts. Stages hold [step][token][kRouteStep] and
- * [step][expert][kRouteStep]. For many tokens two blocks share a multiprocessor. */
-template <typename W, int kTiles>
-struct WideRoute {
-  static constexpr int kTokens = kTiles * 8;
-  static constexpr int kThreads = kExpertWarps * kWarp;
-  static constexpr int kSums = kTiles * 4; /* of a thread */
-  static constexpr int kStageSteps = kTiles <= 4 ? 4 : 2;
-  static constexpr int kWeightBytes = kRouteStep * static_cast<int>(sizeof(W)); /* of a step */
-  static constexpr int kStepBytes = kTokens * kTokenBytes + kBlockExperts * kWeightBytes;
-  static constexpr int kStageBytes = kStageSteps * kStepBytes;
-  static constexpr int kSharedBytes = kStages * kStageBytes + kSums * kThreads * static_cast<int>(sizeof(float));
-  static constexpr int kBlocks = kTiles <= 4 ? 1 : 2; /* of a multiprocessor */
-};
-
-/* Where the steps of a block lie: all of a bucket, then the next bucket's. */
-struct BucketSteps {
-  int column;
-  int index = 0;
-  int count; /* of a bucket */
-
-  /* Whether that ends a bucket. */
-  __device__ __forceinline__ bool advance() {
-    column += kRouteStride;
-    if (++index < count) return false;
-    index = 0;
-    column += kRouteStep - count * kRouteStride;
-    return true;
-  }
-};
-
-/* Copies rows [first, end) of a step, kRows of them; zeros past the last row and column. */
-template <int kRows, int kThreads, typename T>
-__device__ __forceinline__ void copy_rows(const T* data, int64_t stride, int first, int end, int column, int cols,
-                                          uint8_t* to) {
-  constexpr int kChunks = kRouteStep * static_cast<int>(sizeof(T)) / 16; /* of a row */
-  constexpr int kElements = kRouteStep / kChunks;
+/* Calls f(token, expert, values) for each pair of the thread's sums: experts `expert` and the next. */
+template <typename Shape, typename F>
+__device__ __forceinline__ void for_each_pair(const float result[Shape::kSums], F&& f) {
+  const int thread = static_cast<int>(threadIdx.x);
 #pragma unroll
-  for (int base = 0; base < kRows * kChunks; base += kThreads) {
-    const int i = base + static_cast<int>(threadIdx.x);
-    if (kRows * kChunks % kThreads != 0 && i >= kRows * kChunks) return;
-    const int row = first + i / kChunks;
-    const int at = column + i % kChunks * kElements;
-    const bool valid = row < end && at < cols;
-    copy_async_16(to + i * 16, data + (valid ? row * stride + at : 0), valid);
+  for (int i = 0; i < Shape::kSums; i += 2) {
+    f(thread / kWarp * 16 + thread % kWarp / 4 + i / 2 % 2 * 8, i / 4 * 8 + thread % 4 * 2,
+      make_float2(result[i], result[i + 1]));
   }
 }
 
-/* Four weights of a step, in the order that a lane multiplies them. */
-__device__ __forceinline__ float4 read_weights(const float* from) {
-  return *reinterpret_cast<const float4*>(from);
-}
-template <typename W>
-__device__ __forceinline__ float4 read_weights(const W* from) {
-  return make_float4(to_float(from[0]), to_float(from[1]), to_float(from[2]), to_float(from[3]));
-}
-
-/* Adds a bucket's sums to the thread's own, totals[sum][thread]. */
-template <typename Shape, int kTiles>
-__device__ __forceinline__ void add_bucket(float sums[kTiles][4], bool is_first, float* totals) {
-#pragma unroll
-  for (int i = 0; i < Shape::kSums; ++i) {
-    float& total = totals[i * Shape::kThreads + threadIdx.x];
-    total = (is_first ? 0.0f : total) + sums[i / 4][i % 4];
-    sums[i / 4][i % 4] = 0.0f;
-  }
-}
-
-/* Sends the block's steps through the stages. Weights are no operation's output: those of the first stages are on their way before the
- * predecessor ends. */
-template <typename W, int kTiles>
-struct StageCopies {
-  using Shape = WideRoute<W, kTiles>;
-
-  const glm_tensor& x;
-  const glm_weight& weight;
+struct LogitsTile {
+  float* logits;
   int first_token;
-  int rows;
   int first_expert;
-  uint8_t* stages;
-  BucketSteps weights;
-  BucketSteps tokens;
+  int rows;
+  int experts;
 
-  __device__ __forceinline__ uint8_t* step(int stage, int i) const {
-    return stages + stage % kStages * Shape::kStageBytes + i * Shape::kStepBytes;
-  }
-  __device__ __forceinline__ void copy_weights(int stage) {
-#pragma unroll
-    for (int i = 0; i < Shape::kStageSteps; ++i) {
-      copy_rows<kBlockExperts, Shape::kThreads>(static_cast<const W*>(weight.data), weight.stride, first_expert,
-                                                weight.rows, weights.column, x.cols,
-                                                step(stage, i) + Shape::kTokens * kTokenBytes);
-      weights.advance();
-    }
-  }
-  __device__ __forceinline__ void copy_tokens(int stage) {
-#pragma unroll
-    for (int i = 0; i < Shape::kStageSteps; ++i) {
-      copy_rows<Shape::kTokens, Shape::kThreads>(static_cast<const bf16*>(x.data), x.stride, first_token, rows,
-                                                 tokens.column, x.cols, step(stage, i));
-      tokens.advance();
-    }
+  __device__ __forceinline__ void store(int token, int expert, float2 values) const {
+    if (first_token + token >= rows) return;
+    float* to = logits + static_cast<int64_t>(first_token + token) * experts + first_expert + expert;
+    if (first_expert + expert < experts) to[0] = values.x;
+    if (first_expert + expert + 1 < experts) to[1] = values.y;
   }
 };
-
-/* The block's sums of its share of K into totals[sum][thread]. */
-template <typename W, int kTiles>
-__device__ __forceinline__ void sum_buckets(StageCopies<W, kTiles> copies, int strides, bool beside, float* totals) {
-  using Shape = WideRoute<W, kTiles>;
-  const int group = static_cast<int>(threadIdx.x) % kWarp / 4;
-  const int member = static_cast<int>(threadIdx.x) % 4;
-  const int own_expert = static_cast<int>(threadIdx.x) / kWarp * kRouteExperts + group;
-  const int own_token = group * kTokenBytes + member * 8;
-  const int own_weight =
-      Shape::kTokens * kTokenBytes + own_expert * Shape::kWeightBytes + member * Shape::kWeightBytes / 4;
-  const int last = kRouteWarps * strides / Shape::kStageSteps;
-  for (int i = 0; i < kStages - 1; ++i) copies.copy_weights(i);
-  begin_turn(beside);
-  for (int i = 0; i < kStages - 1; ++i) {
-    copies.copy_tokens(i);
-    commit_copies(); /* the first group has the weights of all */
-  }
-  float sums[kTiles][4] = {};
-  BucketSteps at{0, 0, strides};
-  bool is_first = true;
-  for (int stage = 0; stage < last; ++stage) {
-    wait_copies<kStages - 2>();
-    __syncthreads();
-    if (stage + kStages - 1 < last) {
-      copies.copy_weights(stage + kStages - 1);
-      copies.copy_tokens(stage + kStages - 1);
-    }
-    commit_copies();
-#pragma unroll
-    for (int i = 0; i < Shape::kStageSteps; ++i) {
-      const uint8_t* step = copies.step(stage, i);
-      const RouteWeights w{
-          read_weights(reinterpret_cast<const W*>(step + own_weight)),
-          read_weights(reinterpret_cast<const W*>(step + own_weight + kRouteExperts / 2 * Shape::kWeightBytes))};
-      uint2 b[kTiles];
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-        b[tile] = *reinterpret_cast<const uint2*>(step + own_token + tile * 8 * kTokenBytes);
-      }
-      multiply_route_step<W, kTiles>(w, b, sums);
-      if (!at.advance()) continue;
-      add_bucket<Shape, kTiles>(sums, is_first, totals);
-      is_first = false;
-    }
-  }
-}
 
 /* Adds the cluster's totals in order of rank, an eighth of them in each block. */
-template <typename Shape>
-__device__ __forceinline__ void store_logits(float* totals, int first_token, int first_expert, int rows, int experts,
-                                             float* logits) {
-  constexpr int kShare = Shape::kSums * Shape::kThreads / kRouteSplit;
+template <typename Shape, int kExperts>
+__device__ __forceinline__ void store_cluster_sums(float* totals, const LogitsTile& tile) {
+  constexpr int kShare = Shape::kTokens * kExperts / kRouteSplit / 2;
   auto cluster = cooperative_groups::this_cluster();
+  cluster.sync();
+  const int rank = static_cast<int>(blockIdx.x) % kRouteSplit;
   for (int i = static_cast<int>(threadIdx.x); i < kShare; i += Shape::kThreads) {
-    const int at = static_cast<int>(blockIdx.x) % kRouteSplit * kShare + i;
-    const int thread = at % Shape::kThreads;
-    const int sum_index = at / Shape::kThreads;
-    const int warp = thread / kWarp;
-    const int token = first_token + sum_index / 4 * 8 + thread % 4 * 2 + sum_index % 2;
-    const int expert = first_expert + warp * kRouteExperts + thread % kWarp / 4 + sum_index % 4 / 2 * 8;
-    if (token >= rows || expert >= experts) continue;
-    float sum = 0.0f;
+    const int at = (rank * kShare + i) * 2;
+    float2 sum = {0.0f, 0.0f};
 #pragma unroll
-    for (int rank = 0; rank < kRouteSplit; ++rank) sum += *cluster.map_shared_rank(totals + at, rank);
-    logits[static_cast<int64_t>(token) * experts + expert] = sum;
+    for (int other = 0; other < kRouteSplit; ++other) {
+      const float2 part = *reinterpret_cast<const float2*>(cluster.map_shared_rank(totals, other) + at);
+      sum.x += part.x;
+      sum.y += part.y;
+    }
+    tile.store(at / kExperts, at % kExperts, sum);
   }
-}
-
-/* Block (x, y): kBlockExperts experts times the cluster's split of K, a tile of tokens. */
-template <typename W, int kTiles>
-__global__ void __launch_bounds__(WideRoute<W, kTiles>::kThreads, WideRoute<W, kTiles>::kBlocks)
-    route_logits_wide_kernel(const __grid_constant__ glm_tensor x, const __grid_constant__ glm_weight weight,
-                             int32_t rows, bool beside, float* logits) {
-  using Shape = WideRoute<W, kTiles>;
-  extern __shared__ uint4 shared[];
-  auto* stages = reinterpret_cast<uint8_t*>(shared);
-  auto* totals = reinterpret_cast<float*>(stages + kStages * Shape::kStageBytes);
-  const int first_expert = static_cast<int>(blockIdx.x) / kRouteSplit * kBlockExperts;
-  const int first_token = static_cast<int>(blockIdx.y) * Shape::kTokens;
-  const int strides = (x.cols + kRouteStride - 1) / kRouteStride;
-  const BucketSteps first{static_cast<int>(blockIdx.x) % kRouteSplit * kRouteWarps * kRouteStep, 0, strides};
-  const StageCopies<W, kTiles> copies{x, weight, first_token, rows, first_expert, stages, first, first};
-  sum_buckets<W, kTiles>(copies, strides, beside, totals);
-  cooperative_groups::this_cluster().sync();
-  store_logits<Shape>(totals, first_token, first_expert, rows, weight.rows, logits);
   cluster_leave_together();
-  end_turn(beside);
 }
 
-template <typename W, int kTiles>
+/* Block (x, y): kExperts experts times the cluster's split of K, a tile of tokens. */
+template <typename W, int kGroups, int kExperts, int kRanks>
+__global__ void __launch_bounds__(WideRoute<W, kGroups, kExperts, kRanks>::kThreads, 1)
+    route_logits_wide_kernel(const __grid_constant__ WideRouteParams p) {
+  using Shape = WideRoute<W, kGroups, kExperts, kRanks>;
+  constexpr int kClusterBlocks = kRouteSplit / kRanks;
+  extern __shared__ uint4 shared[];
+  __shared__ Ring<2> token_ring;
+  __shared__ Ring<kSlots> slot_ring;
+  uint8_t* boxes = swizzle_aligned(reinterpret_cast<uint8_t*>(shared));
+  const RoutePipe<Shape> pipe{&token_ring, &slot_ring, boxes, boxes + 2 * p.strides * Shape::kBoxBytes, p.strides};
+  pipe.init();
+  const int thread = static_cast<int>(threadIdx.x);
+  const int rank = static_cast<int>(blockIdx.x) % kClusterBlocks;
+  const LogitsTile tile{p.logits, static_cast<int>(blockIdx.y) * Shape::kTokens,
+                        static_cast<int>(blockIdx.x) / kClusterBlocks * kExperts, p.rows, p.weight.rows};
+  auto* totals = reinterpret_cast<float*>(boxes); /* [token][expert] */
+  if (thread < Shape::kMultiplyThreads) {
+    begin_turn(p.beside);
+    float result[Shape::kSums];
+    multiply_shares<Shape>(result, pipe);
+    if (kRanks == 1) named_barrier(kMultiplyBarrier, Shape::kMultiplyThreads); /* tokens make room for totals */
+    for_each_pair<Shape>(result, [&](int token, int expert, float2 values) {
+      if (kRanks == 1) {
+        *reinterpret_cast<float2*>(totals + token * kExperts + expert) = values;
+      } else {
+        tile.store(token, expert, values);
+      }
+    });
+  } else if (thread < Shape::kThreads - kWarp) {
+    convert_weights<Shape>(p, pipe, tile.first_expert, rank);
+  } else if (thread == Shape::kThreads - kWarp) {
+    prefetch_map(&p.x);
+    begin_turn(p.beside);
+    copy_tokens<Shape>(p, pipe, tile.first_token, rank);
+  }
+  __syncthreads();
+  if (kRanks == 1) store_cluster_sums<Shape, kExperts>(totals, tile);
+  end_turn(p.beside);
+}
+
+template <typename W, int kGroups, int kExperts, int kRanks>
 glm_status launch_wide(glm_device* device, const glm_moe_route_args& args, bool beside, float* logits) {
-  using Shape = WideRoute<W, kTiles>;
-  const Grid grid{dim3(blocks_for(args.experts, kBlockExperts) * kRouteSplit, blocks_for(args.rows, Shape::kTokens)),
-                  Shape::kThreads, Shape::kSharedBytes, kRouteSplit, beside};
-  return launch(device, "moe_route (logits)", grid, route_logits_wide_kernel<W, kTiles>, args.x, args.weight, args.rows,
-                beside, logits);
+  using Shape = WideRoute<W, kGroups, kExperts, kRanks>;
+  constexpr int kElement = 2;
+  const int strides = static_cast<int>(blocks_for(args.x.cols, kRouteStride));
+  WideRouteParams p{args.weight, logits, args.rows, args.x.cols, strides, beside, {}};
+  const glm_status status = encode_map(device, "x", &p.x, args.x.data, args.rows, args.x.cols * kElement,
+                                       args.x.stride * kElement, Shape::kTokens);
+  if (status != GLM_OK) return status;
+  const int cluster = kRouteSplit / kRanks;
+  const Grid grid{dim3(blocks_for(args.experts, kExperts) * cluster, blocks_for(args.rows, Shape::kTokens)),
+                  Shape::kThreads, static_cast<size_t>(Shape::shared_bytes(strides)), cluster, beside};
+  return launch(device, "moe_route (logits)", grid, route_logits_wide_kernel<W, kGroups, kExperts, kRanks>, p);
 }
 
 }  // namespace
 
 template <typename W>
-bool are_route_logits_wide(const glm_moe_route_args& args) {
-  constexpr int kWideFrom = 256; /* rows */
+bool are_route_logits_wide(const glm_device* device, const glm_moe_route_args& args) {
+  constexpr int kWideFrom = 65; /* rows */
   const glm_weight& weight = args.weight;
-  return args.rows >= kWideFrom && args.x.dtype == GLM_BF16 && are_route_rows_aligned(args.x) &&
-         weight.stride * sizeof(W) % 16 == 0 && reinterpret_cast<uintptr_t>(weight.data) % 16 == 0;
+  return device->has_wgmma && args.rows >= kWideFrom && args.x.dtype == GLM_BF16 && are_route_rows_aligned(args.x) &&
+         args.x.cols <= kStrides * kRouteStride && weight.stride * sizeof(W) % 16 == 0 &&
+         reinterpret_cast<uintptr_t>(weight.data) % 16 == 0;
 }
 
 template <typename W>
 glm_status route_logits_wide(glm_device* device, const glm_moe_route_args& args, bool beside, float* logits) {
-  if (args.rows <= 512) return launch_wide<W, 4>(device, args, beside, logits);
-  return launch_wide<W, 8>(device, args, beside, logits);
+  if (args.rows <= 320) return launch_wide<W, 1, 56, 1>(device, args, beside, logits);
+  if (args.rows <= 1280) return launch_wide<W, 2, 56, 1>(device, args, beside, logits);
+  if (args.rows <= 2112) return launch_wide<W, 1, 40, kRouteSplit>(device, args, beside, logits);
+  return launch_wide<W, 2, 40, kRouteSplit>(device, args, beside, logits);
 }
 
-template bool are_route_logits_wide<float>(const glm_moe_route_args&);
-template bool are_route_logits_wide<bf16>(const glm_moe_route_args&);
-template bool are_route_logits_wide<f16>(const glm_moe_route_args&);
+template bool are_route_logits_wide<float>(const glm_device*, const glm_moe_route_args&);
+template bool are_route_logits_wide<bf16>(const glm_device*, const glm_moe_route_args&);
+template bool are_route_logits_wide<f16>(const glm_device*, const glm_moe_route_args&);
 template glm_status route_logits_wide<float>(glm_device*, const glm_moe_route_args&, bool, float*);
 template glm_status route_logits_wide<bf16>(glm_device*, const glm_moe_route_args&, bool, float*);
 template glm_status route_logits_wide<f16>(glm_device*, const glm_moe_route_args&, bool, float*);

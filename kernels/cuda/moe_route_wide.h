@@ -8,7 +8,7 @@ namespace glm::cuda {
 
 /* Scores from bf16 activations into logits[rows][experts]. W: type of the weights. */
 template <typename W>
-bool are_route_logits_wide(const glm_moe_route_args& args);
+bool are_route_logits_wide(const glm_device* device, const glm_moe_route_args& args);
 template <typename W>
 glm_status route_logits_wide(glm_device* device, const glm_moe_route_args& args, bool beside, float* logits);
 

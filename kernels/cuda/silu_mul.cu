@@ -66,6 +66,30 @@ __global__ void silu_mul_whole_kernel(glm_tensor x, RowTargets targets, bool bes
   end_turn(beside);
 }
 
+constexpr int kNarrowRows = 8; /* of a block */
+
+/* Rows of at most a pack a lane: a warp a row. */
+__global__ void __launch_bounds__(kNarrowRows* kWarp)
+    silu_mul_narrow_kernel(glm_tensor x, int32_t rows, RowTargets targets, bool beside) {
+  begin_turn(beside);
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * kNarrowRows + threadIdx.x / kWarp;
+  const int32_t cols = x.cols / 2;
+  const int32_t first = static_cast<int32_t>(threadIdx.x) % kWarp * kPack;
+  if (index < rows) {
+    const bool is_used = first < cols;
+    const bf16* const from = row_of<bf16>(x, index) + first;
+    Packed pack = {};
+    if (is_used) pack = silu_times(load_packed(from), load_packed(from + cols));
+    if (is_used && targets.out.data != nullptr) store_packed(row_of<bf16>(targets.out, index) + first, pack);
+    if (targets.q.data != nullptr) {
+      const float scale = warp_row_scale(packed_absmax(0, pack));
+      if (first == 0) *row_of<float>(targets.scale, index) = scale;
+      if (is_used) Quantizer(scale).store(pack, row_of<fp8>(targets.q, index) + first);
+    }
+  }
+  end_turn(beside);
+}
+
 }  // namespace
 
 glm_status silu_mul(glm_device* device, const glm_silu_mul_args* args) {
@@ -79,6 +103,10 @@ glm_status silu_mul(glm_device* device, const glm_silu_mul_args* args) {
   const Grid grid{dim3(static_cast<unsigned>(args->rows)), row_threads(cols), shared_row_bytes(cols), 1, beside};
   const RowTargets targets{args->out, args->q, args->scale};
   if (args->x.dtype == GLM_BF16 && has_whole_packs(args->x, cols) && takes_whole_rows(targets, cols)) {
+    if (grid.threads == kWarp) {
+      const Grid narrow{dim3(blocks_for(args->rows, kNarrowRows)), kNarrowRows * kWarp, 0, 1, beside};
+      return launch(device, "silu_mul", narrow, silu_mul_narrow_kernel, args->x, args->rows, targets, beside);
+    }
     const Grid whole{grid.blocks, grid.threads, 0, 1, beside};
     return launch(device, "silu_mul", whole, silu_mul_whole_kernel, args->x, targets, beside);
   }

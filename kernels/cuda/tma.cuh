@@ -30,8 +30,21 @@ __device__ __forceinline__ uint32_t cluster_address(const void* shared, uint32_t
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(shared)), "r"(rank));
   return address;
 }
-__device__ __forceinline__ void store_remote(uint32_t address, float value) {
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+/* 16 bytes to a place in the cluster's shared memory, which count at the barrier `arrived` of the same block. */
+__device__ __forceinline__ void send_16(uint32_t address, const float values[4], uint32_t arrived) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(address),
+      "r"(arrived), "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3])
+      : "memory");
+}
+/* Until the phase of this parity has completed; then what other blocks of the cluster sent with it is there. */
+__device__ __forceinline__ void barrier_wait_cluster(uint64_t* barrier, int parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nwait_again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n@!done bra wait_again;\n}" ::"r"(
+          shared_address(barrier)),
+      "r"(parity)
+      : "memory");
 }
 
 /* The map's box at (column, row) to `to`; its bytes count at `full`. */
@@ -108,6 +121,10 @@ __device__ __forceinline__ uint32_t cluster_rank() {
 /* By every thread of the cluster's blocks; after the wait each sees what all had stored before they arrived. */
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+/* Likewise by blocks that only tell that they have started, and that their barriers are initialised. */
+__device__ __forceinline__ void cluster_arrive_started() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");

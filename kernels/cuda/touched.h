@@ -40,7 +40,7 @@ struct LastTurn {
       false; /* its last kernel runs beside its predecessor: that may still run after its successor's start */
 };
 
-/* The last call of moe_group, and when it was. */
+/* The last call of moe_group, when it was, and what the call beside which it ran touches. */
 struct LastGrouping {
   glm_tensor ids = {};
   const int32_t* offsets = nullptr;
@@ -48,6 +48,7 @@ struct LastGrouping {
   int32_t rows = 0;
   int32_t first = 0;
   uint64_t launches = ~uint64_t{0}; /* of the device when it ended; at first none */
+  Touched beside = {};
 };
 
 }  // namespace glm::cuda

@@ -94,7 +94,35 @@ GLM_WGMMA(bf16, 64, "m64n64k16.f32.bf16.bf16", GLM_R0_15 "," GLM_R16_31, "%32", 
           GLM_D16(16))
 GLM_WGMMA(bf16, 128, "m64n128k16.f32.bf16.bf16", GLM_R0_15 "," GLM_R16_31 "," GLM_R32_47 "," GLM_R48_63, "%64", "%65",
           "%66", ", 0, 0", GLM_D16(0), GLM_D16(16), GLM_D16(32), GLM_D16(48))
+
+/* The same with the 64 rows in registers (hold_weights, wide_tile.cuh), FP8. */
+template <int N>
+struct HeldWgmma;
+
+#define GLM_HELD_WGMMA(N, SHAPE, REGS, A0, A1, A2, A3, B, P, ...)                                                    \
+  template <>                                                                                                        \
+  struct HeldWgmma<N> {                                                                                              \
+    static __device__ __forceinline__ void start(float* d, const uint32_t* a, uint64_t b, bool add) {                \
+      asm volatile("{.reg .pred p; setp.ne.b32 p, " P ", 0; wgmma.mma_async.sync.aligned." SHAPE " {" REGS "}, {" A0 \
+                   "," A1 "," A2 "," A3 "}, " B ", p, 1, 1;}"                                                        \
+                   : __VA_ARGS__                                                                                     \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));                \
+    }                                                                                                                \
+  };
+
+GLM_HELD_WGMMA(32, "m64n32k32.f32.e4m3.e4m3", GLM_R0_15, "%16", "%17", "%18", "%19", "%20", "%21", GLM_D16(0))
+GLM_HELD_WGMMA(64, "m64n64k32.f32.e4m3.e4m3", GLM_R0_15 "," GLM_R16_31, "%32", "%33", "%34", "%35", "%36", "%37",
+               GLM_D16(0), GLM_D16(16))
+GLM_HELD_WGMMA(96, "m64n96k32.f32.e4m3.e4m3", GLM_R0_15 "," GLM_R16_31 "," GLM_R32_47, "%48", "%49", "%50", "%51",
+               "%52", "%53", GLM_D16(0), GLM_D16(16), GLM_D16(32))
+GLM_HELD_WGMMA(128, "m64n128k32.f32.e4m3.e4m3", GLM_R0_15 "," GLM_R16_31 "," GLM_R32_47 "," GLM_R48_63, "%64", "%65",
+               "%66", "%67", "%68", "%69", GLM_D16(0), GLM_D16(16), GLM_D16(32), GLM_D16(48))
+#undef GLM_HELD_WGMMA
 #else
+template <int N>
+struct HeldWgmma {
+  static __device__ __forceinline__ void start(float*, const uint32_t*, uint64_t, bool) {}
+};
 template <typename T, int N>
 struct Wgmma {
   static __device__ __forceinline__ void start(float*, uint64_t, uint64_t, bool) {}

@@ -29,7 +29,7 @@ constexpr int kWgmmaPitch = kWgmmaChannels + 4;
 
 /* Two blocks fit on a multiprocessor. */
 __host__ __device__ constexpr int wgmma_stages(int tokens) {
-  return tokens <= 8 ? 10 : tokens <= 16 ? 9 : tokens <= 32 ? 8 : 6;
+  return tokens <= 8 ? 10 : tokens <= 16 ? 9 : tokens <= 32 ? 8 : tokens <= 64 ? 6 : 4;
 }
 __host__ __device__ constexpr int wgmma_stage_bytes(int tokens) {
   return kWgmmaWeightBytes + tokens * kStepBytes;
@@ -120,11 +120,12 @@ struct WgmmaPipe {
       load_step<false>(from, step, k_bytes, aligned, tokens(at), &ring->full[at.stage]);
     }
   }
-  /* Likewise by one thread, from row `first` of the map on, whose boxes have kTokens rows. */
-  __device__ __forceinline__ void copy_tokens(const CUtensorMap* map, int first, StepRange steps, Place& at) const {
+  /* Likewise by one thread, from row `first` of the map on, whose boxes have `rows` rows. */
+  __device__ __forceinline__ void copy_tokens(const CUtensorMap* map, int first, int rows, StepRange steps,
+                                              Place& at) const {
     for (int step = steps.first; step < steps.last; ++step, at.advance()) {
       ring->wait_empty(at);
-      barrier_expect(&ring->full[at.stage], kTokens * kStepBytes);
+      barrier_expect(&ring->full[at.stage], rows * kStepBytes);
       copy_box(tokens(at), map, step * kStepBytes, first, &ring->full[at.stage]);
     }
   }

@@ -128,11 +128,21 @@ __device__ __forceinline__ float whole_row_sum(float parts[kEach], float* shared
   return warp_sum(lane < kEach * warps ? shared[lane] : 0.0f);
 }
 
-/* The scale of a row (scale_of) whose pairs of magnitudes this thread knows the largest of. `shared`: a word a warp, as above. */
+/* The largest of a warp's magnitudes, of whose pairs each lane knows its own largest. */
+__device__ __forceinline__ uint32_t warp_absmax(uint32_t pairs) {
+  return __reduce_max_sync(0xffffffffu, max(pairs & 0xffffu, pairs >> 16));
+}
+
+/* The scale (scale_of) of a row that a warp has. */
+__device__ __forceinline__ float warp_row_scale(uint32_t pairs) {
+  return scale_of(warp_absmax(pairs) << 16);
+}
+
+/* Likewise of a block's row. `shared`: a word a warp, as above. */
 __device__ __forceinline__ float whole_row_scale(uint32_t pairs, uint32_t* shared) {
   const int warps = static_cast<int>(blockDim.x) / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const uint32_t largest = __reduce_max_sync(0xffffffffu, max(pairs & 0xffffu, pairs >> 16));
+  const uint32_t largest = warp_absmax(pairs);
   if (lane == 0) shared[threadIdx.x / kWarp] = largest;
   __syncthreads();
   return scale_of(__reduce_max_sync(0xffffffffu, lane < warps ? shared[lane] : 0u) << 16);

@@ -139,8 +139,38 @@ __device__ __forceinline__ void multiply_chunk(float* sums, const uint8_t* weigh
   for (int i = 0; i < N / 2; ++i) sums[i] += part[i];
 }
 
+/* A warpgroup's weights of a step, in registers: shared memory is then read once for them and not once a chunk. */
+struct HeldWeights {
+  uint32_t words[kStepBytes / 32][4];
+};
+
+__device__ __forceinline__ HeldWeights hold_weights(const uint8_t* weights) {
+  const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  HeldWeights held;
+#pragma unroll
+  for (int i = 0; i < kStepBytes / 32; ++i) {
+    load_matrices(held.words[i], weights + swizzled_offset(warp * 16 + lane % 16, i * 2 + lane / 16));
+  }
+  return held;
+}
+
+/* Likewise with such weights. */
+template <int N>
+__device__ __forceinline__ void multiply_chunk(float* sums, const HeldWeights& weights, const uint8_t* tokens) {
+  float part[N / 2];
+  const uint64_t b = swizzled_matrix(tokens);
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < kStepBytes / 32; ++i) HeldWgmma<N>::start(part, weights.words[i], b + 2 * i, i > 0);
+  wgmma_commit();
+  wgmma_wait<0>();
+#pragma unroll
+  for (int i = 0; i < N / 2; ++i) sums[i] += part[i];
+}
+
 /* Likewise for `count` tokens, as narrow as they allow. */
-__device__ __forceinline__ void multiply_ragged_chunk(float* sums, const uint8_t* weights, const uint8_t* tokens,
+__device__ __forceinline__ void multiply_ragged_chunk(float* sums, const HeldWeights& weights, const uint8_t* tokens,
                                                       int count) {
   if (count > kChunkTokens * 3 / 4) {
     multiply_chunk<kChunkTokens>(sums, weights, tokens);
@@ -205,10 +235,10 @@ __device__ __forceinline__ void multiply_ragged(WideSums<kChunks>& sums, const W
   clear<kChunks>(sums);
   for (int step = 0; step < steps; ++step, at.advance()) {
     pipe.ring->wait_full(at);
+    const HeldWeights weights = hold_weights(pipe.weights(at) + group * kWgmmaWeightBytes);
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
-      multiply_ragged_chunk(sums[chunk], pipe.weights(at) + group * kWgmmaWeightBytes,
-                            pipe.tokens(at) + chunk * kChunkBytes, count - chunk * kChunkTokens);
+      multiply_ragged_chunk(sums[chunk], weights, pipe.tokens(at) + chunk * kChunkBytes, count - chunk * kChunkTokens);
     }
     pipe.release(at);
   }

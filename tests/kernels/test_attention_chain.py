@@ -27,7 +27,7 @@ from tests.kernels.harness import (
 
 HEADS, HEAD_DIM, ROTARY_DIM = 12, 128, 64
 WIDTH = (HEADS + 2) * HEAD_DIM
-BEFORE = [1030, 0, 5, 63, 64, 130, 300, 511, 512, 513, 700]  # keys before the step
+BEFORE = [1030, 0, 5, 63, 64, 130, 300, 390, 448, 511, 512, 513, 700]  # keys before the step
 PAGES = max(BEFORE) // abi.PAGE_SIZE + 1
 
 
@@ -74,7 +74,7 @@ class Layer:
         return ops
 
 
-@pytest.mark.parametrize("rows", [1, len(BEFORE), 4 * len(BEFORE)])
+@pytest.mark.parametrize("rows", [1, 4, len(BEFORE), 4 * len(BEFORE)])
 @pytest.mark.parametrize("dtype", [BF16, FP8], ids=str)
 def test_attention_sees_the_tokens_stored_just_before(
     device: Device, rng: np.random.Generator, rows: int, dtype: "np.dtype[Any]"

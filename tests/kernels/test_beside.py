@@ -1,9 +1,9 @@
 """Calls that follow each other as in a layer with experts, where neighbours may run side by side, give what they give
 one by one.
 
-A round is `norm; gate_up of the shared expert; route; silu_mul; group; down; gate_up and down of the routed experts`,
-and its norm adds what the round before it wrote: a call that starts too early, or ends unseen, changes the bits of all
-rounds to come.
+A round is `norm; gate_up of the shared expert; route; silu_mul; down; group; gate_up and down of the routed experts`,
+or has these in another order, and its norm adds what the round before it wrote: a call that starts too early, or ends
+unseen, changes the bits of all rounds to come.
 """
 
 import ctypes
@@ -32,6 +32,8 @@ from tests.kernels.matrices import BoundExperts, Format, Weights, random_weights
 
 HIDDEN, WIDTH, EXPERTS, TOP_K, FIRST, LOCAL = 1024, 192, 160, 8, 40, 20
 ROUNDS = 12
+PLAN_ORDER = "norm gate_up route silu_mul down group"
+ORDERS = [PLAN_ORDER, "norm gate_up route silu_mul group down", "norm route gate_up group silu_mul down"]
 
 
 class AlignedWeight:
@@ -50,7 +52,7 @@ class AlignedWeight:
 class Layer:
     """Weights, a residual stream, and the calls of a round, bound to one set of buffers."""
 
-    def __init__(self, rng: np.random.Generator, fmt: Format, rows: int) -> None:
+    def __init__(self, rng: np.random.Generator, fmt: Format, rows: int, order: str = PLAN_ORDER) -> None:
         self.bound = [
             AlignedWeight(random_weights(rng, fmt, 2 * WIDTH, HIDDEN)),
             AlignedWeight(random_weights(rng, Format.F32, EXPERTS, HIDDEN)),
@@ -75,7 +77,8 @@ class Layer:
         self.inner_scale = output(rows * TOP_K, 1, F32)
         self.ids, self.expert_weights = output(rows, TOP_K, I32), output(rows, TOP_K, F32)
         self.offsets, self.order = Buffer(poison((LOCAL + 1,), I32)), Buffer(poison((rows * TOP_K,), I32))
-        self.calls = self._calls(rows, fmt)
+        calls = self._calls(rows, fmt)
+        self.calls = [*(calls[name] for name in order.split()), *self._routed_experts(rows, fmt)]
 
     def _linear(self, rows: int, fmt: Format, forms: list[Any], weight: int, out: Any) -> abi.LinearArgs:
         plain, q, scale = (form.struct for form in forms)
@@ -84,7 +87,7 @@ class Layer:
         args.parts[0], args.out = self.bound[weight].struct, out.struct
         return args
 
-    def _calls(self, rows: int, fmt: Format) -> list[tuple[abi.Op, Any]]:
+    def _calls(self, rows: int, fmt: Format) -> dict[str, tuple[abi.Op, Any]]:
         x, hidden = [self.x, self.x_q, self.x_scale], [self.hidden, self.hidden_q, self.hidden_scale]
         norm = abi.RmsNormArgs(rows, self.residual.struct, self.delta.struct, self.norm.pointer, 1e-5)
         norm.out, norm.q, norm.scale = (form.struct for form in x)
@@ -93,15 +96,17 @@ class Layer:
         route.normalize, route.scale = 1, 2.5
         route.ids, route.weights = self.ids.struct, self.expert_weights.struct
         group = abi.MoeGroupArgs(rows, self.ids.struct, TOP_K, FIRST, LOCAL, self.offsets.pointer, self.order.pointer)
-        return [
-            (abi.Op.RMS_NORM, norm),
-            (abi.Op.LINEAR, self._linear(rows, fmt, x, 0, self.gate_up)),
-            (abi.Op.MOE_ROUTE, route),
-            (abi.Op.SILU_MUL, abi.SiluMulArgs(rows, self.gate_up.struct, *(form.struct for form in hidden))),
-            (abi.Op.MOE_GROUP, group),
-            (abi.Op.LINEAR, self._linear(rows, fmt, hidden, 2, self.shared)),
-            *self._routed_experts(rows, fmt),
-        ]
+        return {
+            "norm": (abi.Op.RMS_NORM, norm),
+            "gate_up": (abi.Op.LINEAR, self._linear(rows, fmt, x, 0, self.gate_up)),
+            "route": (abi.Op.MOE_ROUTE, route),
+            "silu_mul": (
+                abi.Op.SILU_MUL,
+                abi.SiluMulArgs(rows, self.gate_up.struct, *(form.struct for form in hidden)),
+            ),
+            "down": (abi.Op.LINEAR, self._linear(rows, fmt, hidden, 2, self.shared)),
+            "group": (abi.Op.MOE_GROUP, group),
+        }
 
     def _routed_experts(self, rows: int, fmt: Format) -> list[tuple[abi.Op, Any]]:
         gate, up, down = (experts.struct for experts in self.experts)
@@ -149,10 +154,11 @@ def assert_alike(found: list[Array], expected: list[Array]) -> None:
 
 @pytest.mark.parametrize("fmt", [Format.FP8_CHANNEL, Format.BF16], ids=["fp8", "bf16"])
 @pytest.mark.parametrize("rows", [1, 16, 64, 130])
-def test_neighbours_do_not_disturb_each_other(device: Device, fmt: Format, rows: int) -> None:
-    one_by_one = Layer(np.random.default_rng(7), fmt, rows).run(device, device.memory.wait)
+@pytest.mark.parametrize("order", ORDERS)
+def test_neighbours_do_not_disturb_each_other(device: Device, fmt: Format, rows: int, order: str) -> None:
+    one_by_one = Layer(np.random.default_rng(7), fmt, rows, order).run(device, device.memory.wait)
     for _ in range(3):
-        assert_alike(Layer(np.random.default_rng(7), fmt, rows).run(device, lambda: None), one_by_one)
+        assert_alike(Layer(np.random.default_rng(7), fmt, rows, order).run(device, lambda: None), one_by_one)
 
 
 @pytest.mark.parametrize("rows", [1, 64])

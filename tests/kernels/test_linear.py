@@ -101,6 +101,23 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name.lower())
+@pytest.mark.parametrize("n,k", [(75, 5120), (384, 4256), (1792, 2560)])
+def test_a_row_keeps_its_bits_where_blocks_share_its_columns(
+    device: Device, rng: np.random.Generator, fmt: Format, n: int, k: int
+) -> None:
+    x = random_activations(rng, fmt, 64, k, BF16)
+    parts = [random_weights(rng, fmt, n, k)]
+    checked = [0, 3, 7, 8, 15, 16, 31, 32, 63]
+    alone = {i: run(device, x.rows([i]), parts, BF16) for i in checked}
+    for rows in (2, 5, 8, 9, 16, 17, 32, 33, 64):
+        found = run(device, x.rows(slice(0, rows)), parts, BF16)
+        for i in checked:
+            if i < rows:
+                assert_bits_equal(found[i : i + 1], alone[i])
+    assert_close(found, expected(x, parts), tolerance(BF16))
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name.lower())
 def test_bits_hold_past_a_panel_of_rows(device: Device, rng: np.random.Generator, fmt: Format) -> None:
     x = random_activations(rng, fmt, 300, 160, BF16)
     parts = [random_weights(rng, fmt, 31, 160)]

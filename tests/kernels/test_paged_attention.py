@@ -99,15 +99,27 @@ def test_rows_of_large_batches_have_the_bits_they_have_alone(
     kv: "np.dtype[Any]",
     longest: int,
 ) -> None:
-    lengths = [*EDGES, 2048, 2049, 3000, longest - 1, longest]
+    lengths = [*EDGES, 63, 64, 65, 384, 448, 449, 2048, 2049, 3000, longest - 1, longest]
     spans = [(length - 1, 1) for length in lengths]
     problem = AttentionProblem(AttentionCase(heads, kv_heads, head_dim, spans, kv, BF16), rng)
     alone = [problem.run(device, [chunk])[0] for chunk in problem.chunks()]
-    for rows in (33, 70, 130, 200, 270):
+    for rows in (2, 7, 16, 33, 70, 130, 200, 270):
         slots = rng.integers(0, len(lengths), rows)
         crowd = problem.run(device, [problem.chunks()[slot] for slot in slots])
         for slot, row in zip(slots, crowd, strict=True):
             assert_bits_equal(row, alone[slot])
+
+
+@pytest.mark.parametrize("kv", [BF16, FP8], ids=str)
+def test_long_rows_have_the_bits_they_have_alone(device: Device, rng: np.random.Generator, kv: "np.dtype[Any]") -> None:
+    """Splits of more than 512 keys."""
+    spans = [(length - 1, 1) for length in (16385, 17000, 33000)]
+    problem = AttentionProblem(AttentionCase(12, 1, 128, spans, kv, BF16), rng)
+    chunks = problem.chunks()
+    alone = [problem.run(device, [chunk])[0] for chunk in chunks]
+    for row, again in zip(problem.run(device, chunks * 7), alone * 7, strict=True):
+        assert_bits_equal(row, again)
+    assert_close(alone[2], problem.expected(chunks[2]), 2**-7)
 
 
 def test_later_keys_never_touch_earlier_rows(device: Device, rng: np.random.Generator) -> None:
