@@ -1,7 +1,8 @@
 """What a host of GPUs should hold and do: memory of a rank, room for K and V, tokens a second, by the plan's counts.
 
-The floor is the least time that a rank's bytes and FLOPs take. What a step takes beyond it was measured on one H100
-(BENCHMARKS.md) and is assumed of other GPUs too; so are the sums over ranks, projected from two GPUs.
+The floor is the least time that a rank's bytes and FLOPs take. What a step takes beyond it, a time for each of its
+operations, was measured on one H200; an H100, whose memory is slower, took the same (BENCHMARKS.md), so it is assumed
+of other GPUs too. So are the sums over ranks, projected from two GPUs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from engine_worker.runtime.c_types import PAGE_SIZE
 class Gpu:
     """`memory` in bytes; `read` bytes a second that a kernel reads at best; `flops` of dense FP8.
 
-    An H100's 3.35 TB/s read as 3.06 in the run that STEP_OVER_FLOOR is from; the others' data sheets are scaled alike.
+    An H100's 3.35 TB/s read as 3.06, an H200's 4.8 as 4.03; a B200's data sheet is scaled as the H200's.
     """
 
     name: str
@@ -31,26 +32,33 @@ class Gpu:
     flops: float
 
 
-_READ_SHARE = 3.06 / 3.35
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        Gpu("h100", 80e9, 3.35e12 * _READ_SHARE, 1.979e15),
-        Gpu("h200", 141e9, 4.8e12 * _READ_SHARE, 1.979e15),
-        Gpu("b200", 180e9, 8.0e12 * _READ_SHARE, 4.5e15),
+        Gpu("h100", 80e9, 3.06e12, 1.979e15),
+        Gpu("h200", 141e9, 4.03e12, 1.979e15),
+        Gpu("b200", 180e9, 8.0e12 * 4.03 / 4.8, 4.5e15),
     )
 }
-# (batch, step / floor) of rank 0 of eight, 92 layers, context 4,096, one H100.
-STEP_OVER_FLOOR = ((1, 3.49), (4, 1.99), (16, 1.39), (32, 1.32), (64, 1.26), (128, 1.32), (256, 1.41))
+# (batch, seconds an operation takes beyond its floor on average): rank 0 of eight, 92 layers, context 4,096, one H200.
+BEYOND_FLOOR = (
+    (1, 2.46e-6),
+    (4, 2.52e-6),
+    (16, 2.72e-6),
+    (32, 2.80e-6),
+    (64, 3.06e-6),
+    (128, 3.92e-6),
+    (256, 6.03e-6),
+)
 # (bytes, seconds) that a sum over the ranks adds to the norm after it: projected from two GPUs (BENCHMARKS.md).
 SUM_SECONDS = (
-    (10_240, 2.3e-6),
-    (40_960, 2.8e-6),
-    (163_840, 3.4e-6),
-    (327_680, 4.0e-6),
-    (655_360, 5.2e-6),
-    (1_310_720, 8.9e-6),
-    (2_621_440, 16.0e-6),
+    (10_240, 2.4e-6),
+    (40_960, 3.0e-6),
+    (163_840, 3.7e-6),
+    (327_680, 4.2e-6),
+    (655_360, 5.4e-6),
+    (1_310_720, 9.0e-6),
+    (2_621_440, 17.0e-6),
 )
 # Of a GPU's memory, for the context, graphs and kernels' workspace.
 _RESERVED = 3e9
@@ -85,7 +93,7 @@ def capacity(rank: RankPlans, gpu: Gpu, *, batch: int, context: int, step_tokens
     costs = step_cost(rank.decode, batch, batch, [context] * batch)
     floor_s = floor_seconds(costs, gpu.read, gpu.flops)
     sums_s = sum(_between(SUM_SECONDS, batch * row_bytes) for row_bytes in _summed_rows(rank.decode))
-    step_s = floor_s * _between(STEP_OVER_FLOOR, batch) + sums_s
+    step_s = floor_s + len(rank.decode.ops) * _between(BEYOND_FLOOR, batch) + sums_s
     return Capacity(memory.weights, memory.buffers, kv_tokens, floor_s, sums_s, step_s, batch / step_s)
 
 

@@ -29,12 +29,11 @@ import numpy as np
 HIDDEN, LAYERS, ACT_BYTES = 5120, 92, 2
 SUMS = 2 * LAYERS  # the norms that add up a delta: two a layer, without the first and with the head's
 SAMPLE_EXCHANGES = 3  # of top-p
-MEMORY_RATIO = 8.0 / 3.35  # TB/s, data sheets: B200, H100
-LINK_RATIO = 2.0  # NVLink 5, NVLink 4
+MEMORY = {"H100": 3.35, "H200": 4.8, "B200": 8.0}  # TB/s, data sheets
+LINK_RATIO = 2.0  # NVLink 5, NVLink 4 of H100 and H200
 HOP_BYTES = 768 * 1024  # kernels/cuda/all_reduce.cu
 EXPERTS, TOP_K, EXPERT_LAYERS, EXPERT_BYTES = 160, 8, 89, 3 * 1536 * HIDDEN
 SKEW_MS = 0.05
-GPUS = ("8xH100", "tokens/s", "8xB200", "tokens/s")
 DRAWS = 400  # of a layer's choices
 
 
@@ -102,20 +101,20 @@ def read_collectives(path: Path) -> Measured:
     return Measured(lines["one shot"], lines["two shots"], pairs)
 
 
-def project(case: dict[str, Any], measured: Measured, ranks: int, gb_per_s: float) -> str:
+def project(case: dict[str, Any], measured: Measured, ranks: int, gb_per_s: float, card: str) -> str:
     rows = case["shape"]["batch"]
     added, latency = measured.added_by_sum(rows, ranks)
     sums, sums_latency = SUMS * added / 1e3, SUMS * latency / 1e3
     sampling = SAMPLE_EXCHANGES * measured.one_shot.latency() / 1e3
     step, floor = case["device_s"] * 1e3, case["floor_s"] * 1e3
     waits = EXPERT_LAYERS * experts_waited_for(rows, ranks) * EXPERT_BYTES / gb_per_s / 1e6
-    h100 = step + sums + waits + sampling + SKEW_MS
-    b200 = (floor + waits) / MEMORY_RATIO + step - floor + sampling + SKEW_MS
+    here = step + sums + waits + sampling + SKEW_MS
+    b200 = (floor + waits) * MEMORY[card] / MEMORY["B200"] + step - floor + sampling + SKEW_MS
     b200 += sums_latency + (sums - sums_latency) / LINK_RATIO
     exchanges = sums + sampling + SKEW_MS
     return (
         f"| {case['name'].removeprefix('decode ')} | {step:.2f} ms | {added:.1f} us | {exchanges:.2f} ms "
-        f"| {waits:.2f} ms | {h100:.2f} ms | {rows / h100 * 1e3:,.0f} | {b200:.2f} ms | {rows / b200 * 1e3:,.0f} |"
+        f"| {waits:.2f} ms | {here:.2f} ms | {rows / here * 1e3:,.0f} | {b200:.2f} ms | {rows / b200 * 1e3:,.0f} |"
     )
 
 
@@ -125,11 +124,15 @@ def main() -> None:
     parser.add_argument("collectives", type=Path, help="what tests.bench.collectives wrote, of two ranks")
     asked = parser.parse_args()
     slices, measured = json.loads(asked.slice.read_text()), read_collectives(asked.collectives)
-    heads = ("batch", "rank slice", "a sum adds", "all exchanges", "waits for experts", *GPUS)
+    card = next((name for name in MEMORY if name in slices["device"]), None)
+    if card is None:
+        raise SystemExit(f"{asked.slice}: of {slices['device']}, expected one of {', '.join(MEMORY)}")
+    gpus = (f"8x{card}", "tokens/s", "8xB200", "tokens/s")
+    heads = ("batch", "rank slice", "a sum adds", "all exchanges", "waits for experts", *gpus)
     print("".join(f"| {head} " for head in heads) + "|\n" + "|---" * len(heads) + "|")
     for case in slices["cases"]:
         if case["shape"]["decode"]:
-            print(project(case, measured, slices["tp"], slices["read_gb_per_s"]))
+            print(project(case, measured, slices["tp"], slices["read_gb_per_s"], card))
 
 
 if __name__ == "__main__":

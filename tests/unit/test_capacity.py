@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from deploy.capacity import GPUS, STEP_OVER_FLOOR, SUM_SECONDS, capacity
+from deploy.capacity import GPUS, BEYOND_FLOOR, SUM_SECONDS, capacity
 from deploy.cli.main import app
 from engine_worker.models import Parallelism, RankPlans, build_model
 
@@ -43,9 +43,10 @@ def test_kv_room_is_what_the_memory_leaves(rank: RankPlans) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 16, 64, 256])
-def test_a_step_is_the_floor_times_what_was_measured_and_the_sums(rank: RankPlans, batch: int) -> None:
+def test_a_step_is_the_floor_what_operations_took_beyond_it_and_the_sums(rank: RankPlans, batch: int) -> None:
     found = capacity(rank, GPUS["h100"], batch=batch, context=1024)
-    assert found.step_s == pytest.approx(found.floor_s * dict(STEP_OVER_FLOOR)[batch] + found.sums_s)
+    beyond = len(rank.decode.ops) * dict(BEYOND_FLOOR)[batch]
+    assert found.step_s == pytest.approx(found.floor_s + beyond + found.sums_s)
     assert found.tokens_per_s == pytest.approx(batch / found.step_s)
 
 
