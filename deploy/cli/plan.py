@@ -123,7 +123,7 @@ def _print_capacity(plans: "RankPlans", device: Device, ranks: int, batch: int, 
     print(f"K and V            {found.kv_tokens} tokens fit, {found.kv_tokens // context} sequences of this length")
     print(f"step               at least {found.floor_s * 1e3:.2f} ms a rank; expected {found.step_s * 1e3:.2f} ms,")
     print(f"                   of which {found.sums_s * 1e3:.2f} ms for sums over the ranks")
-    print(f"expected           {found.tokens_per_s:.0f} tokens/s (from measurements on one and two H200, see BENCHMARKS.md)")
+    print(f"expected           {found.tokens_per_s:.0f} tokens/s (by runs on one and two H200, see BENCHMARKS.md)")
 
 
 def load_plan(model: str, step: Step, kv_dtype: KvDtype, *, tp: int, ep: int | None, rank: int) -> "Plan":

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from deploy.capacity import GPUS, BEYOND_FLOOR, SUM_SECONDS, capacity
+from deploy.capacity import BEYOND_FLOOR, GPUS, SUM_SECONDS, capacity
 from deploy.cli.main import app
 from engine_worker.models import Parallelism, RankPlans, build_model
 
