@@ -20,7 +20,7 @@ STREAMS = 32
 BEFORE = 3
 TOKENS = 32
 # On a busy machine a worker may have answered everything before the disturbance reaches it.
-ATTEMPTS = 3
+ATTEMPTS = 8
 # Of what may differ between two answers, nothing is compared but these.
 COMPARED = ("text", "token_ids", "logprobs")
 SAMPLINGS: tuple[dict[str, Any], ...] = (
