@@ -6,9 +6,9 @@
 #ifndef GLM_CUDA_EXPERTS_SPLIT_CUH
 #define GLM_CUDA_EXPERTS_SPLIT_CUH
 
+#include "cluster_sum.cuh"
 #include "experts_walk.cuh"
 #include "launch.h"
-#include "tma.cuh"
 
 namespace glm::cuda {
 

@@ -65,10 +65,10 @@ __device__ __forceinline__ void multiply_narrowly(const ExpertParams& p, const E
                                                   typename WgmmaPipe<kTokens>::Place& at) {
   if (kTokens == 8 || tile.count <= 8) {
     multiply_expert<kLayer, kOperand, 8>(p, tile, half, pipe, tables, at);
-  } else if (kTokens == 16 || tile.count <= 16) {
-    multiply_expert<kLayer, kOperand, 16>(p, tile, half, pipe, tables, at);
-  } else if constexpr (kTokens > 16) {
-    if (kTokens == 32 || tile.count <= 32) {
+  } else if constexpr (kTokens > 8) {
+    if (tile.count <= 16) {
+      multiply_expert<kLayer, kOperand, 16>(p, tile, half, pipe, tables, at);
+    } else if (kTokens == 32 || tile.count <= 32) {
       multiply_expert<kLayer, kOperand, 32>(p, tile, half, pipe, tables, at);
     } else if constexpr (kTokens > 32) {
       multiply_expert<kLayer, kOperand, 64>(p, tile, half, pipe, tables, at);

@@ -30,22 +30,6 @@ __device__ __forceinline__ uint32_t cluster_address(const void* shared, uint32_t
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(shared)), "r"(rank));
   return address;
 }
-/* 16 bytes to a place in the cluster's shared memory, which count at the barrier `arrived` of the same block. */
-__device__ __forceinline__ void send_16(uint32_t address, const float values[4], uint32_t arrived) {
-  asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(address),
-      "r"(arrived), "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3])
-      : "memory");
-}
-/* Until the phase of this parity has completed; then what other blocks of the cluster sent with it is there. */
-__device__ __forceinline__ void barrier_wait_cluster(uint64_t* barrier, int parity) {
-  asm volatile(
-      "{\n.reg .pred done;\nwait_again:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n@!done bra wait_again;\n}" ::"r"(
-          shared_address(barrier)),
-      "r"(parity)
-      : "memory");
-}
 
 /* The map's box at (column, row) to `to`; its bytes count at `full`. */
 __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, int column, int row, uint64_t* full) {

@@ -127,18 +127,6 @@ struct WidePipe {
   }
 };
 
-/* One step of one chunk, N tokens wide. */
-template <int N>
-__device__ __forceinline__ void multiply_chunk(float* sums, const uint8_t* weights, const uint8_t* tokens) {
-  float part[N / 2];
-  wgmma_fence();
-  start_step<Operand::kFp8Channel, N>(part, weights, tokens);
-  wgmma_commit();
-  wgmma_wait<0>();
-#pragma unroll
-  for (int i = 0; i < N / 2; ++i) sums[i] += part[i];
-}
-
 /* A warpgroup's weights of a step, in registers: shared memory is then read once for them and not once a chunk. */
 struct HeldWeights {
   uint32_t words[kStepBytes / 32][4];
@@ -155,14 +143,24 @@ __device__ __forceinline__ HeldWeights hold_weights(const uint8_t* weights) {
   return held;
 }
 
-/* Likewise with such weights. */
+/* Starts one step of one chunk, N tokens wide. */
 template <int N>
-__device__ __forceinline__ void multiply_chunk(float* sums, const HeldWeights& weights, const uint8_t* tokens) {
-  float part[N / 2];
+__device__ __forceinline__ void start_chunk(float* part, const uint8_t* weights, const uint8_t* tokens) {
+  start_step<Operand::kFp8Channel, N>(part, weights, tokens);
+}
+template <int N>
+__device__ __forceinline__ void start_chunk(float* part, const HeldWeights& weights, const uint8_t* tokens) {
   const uint64_t b = swizzled_matrix(tokens);
-  wgmma_fence();
 #pragma unroll
   for (int i = 0; i < kStepBytes / 32; ++i) HeldWgmma<N>::start(part, weights.words[i], b + 2 * i, i > 0);
+}
+
+/* Adds that step to the sums. */
+template <int N, typename Weights>
+__device__ __forceinline__ void multiply_chunk(float* sums, const Weights& weights, const uint8_t* tokens) {
+  float part[N / 2];
+  wgmma_fence();
+  start_chunk<N>(part, weights, tokens);
   wgmma_commit();
   wgmma_wait<0>();
 #pragma unroll

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.kernels import abi
+from tests.kernels.expert_calls import routed_experts
 from tests.kernels.harness import (
     ABSENT,
     BF16,
@@ -78,7 +79,7 @@ class Layer:
         self.ids, self.expert_weights = output(rows, TOP_K, I32), output(rows, TOP_K, F32)
         self.offsets, self.order = Buffer(poison((LOCAL + 1,), I32)), Buffer(poison((rows * TOP_K,), I32))
         calls = self._calls(rows, fmt)
-        self.calls = [*(calls[name] for name in order.split()), *self._routed_experts(rows, fmt)]
+        self.calls = [*(calls[name] for name in order.split()), *self._routed_experts(fmt)]
 
     def _linear(self, rows: int, fmt: Format, forms: list[Any], weight: int, out: Any) -> abi.LinearArgs:
         plain, q, scale = (form.struct for form in forms)
@@ -108,19 +109,19 @@ class Layer:
             "group": (abi.Op.MOE_GROUP, group),
         }
 
-    def _routed_experts(self, rows: int, fmt: Format) -> list[tuple[abi.Op, Any]]:
-        gate, up, down = (experts.struct for experts in self.experts)
+    def _routed_experts(self, fmt: Format) -> list[tuple[abi.Op, Any]]:
         quantised = fmt == Format.FP8_CHANNEL
         x = (self.x_q.struct, self.x_scale.struct) if quantised else (self.x.struct, ABSENT)
-        first = abi.MoeGateUpArgs(rows, TOP_K, *x, gate, up)
-        first.offsets, first.order, first.out = self.offsets.pointer, self.order.pointer, self.inner.struct
-        inner = (self.inner_q.struct, self.inner_scale.struct) if quantised else (self.inner.struct, ABSENT)
-        first.q, first.scale = inner if quantised else (ABSENT, ABSENT)
-        second = abi.MoeDownArgs(rows, TOP_K, *inner, down)
-        second.offsets, second.order = self.offsets.pointer, self.order.pointer
-        second.ids, second.weights = self.ids.struct, self.expert_weights.struct
-        second.base, second.out = self.shared.struct, self.delta.struct
-        return [(abi.Op.MOE_GATE_UP, first), (abi.Op.MOE_DOWN, second)]
+        inner = (self.inner_q.struct, self.inner_scale.struct) if quantised else (ABSENT, ABSENT)
+        return routed_experts(
+            self.experts,
+            (self.offsets, self.order),
+            (self.ids, self.expert_weights),
+            x,
+            (self.inner.struct, *inner),
+            self.shared.struct,
+            self.delta.struct,
+        )
 
     def with_calls_of_no_rows(self) -> Self:
         """Before and after each call the same one on nothing: it may not hide its neighbours from each other."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.kernels import abi
+from tests.kernels.expert_calls import routed_experts
 from tests.kernels.harness import (
     ABSENT,
     BF16,
@@ -63,25 +64,13 @@ class Layers:
         self.q, self.scale = output(rows * TOP_K, INNER, FP8), output(rows * TOP_K, 1, F32)
 
     def ops(self, layer: int, out: abi.Tensor) -> list[tuple[abi.Op, ctypes.Structure]]:
-        rows, ids, x = self.rows, self.ids[layer].struct, self.x[layer]
-        offsets, order = self.offsets.pointer, self.order.pointer
-        gate, up, down = (experts.struct for experts in self.weights)
-        none = abi.Tensor(None, abi.Dtype.BF16, INNER, INNER)
-        first = abi.MoeGateUpArgs(rows, TOP_K, x.x.struct, x.scale_struct, gate, up)
-        first.offsets, first.order, first.out, first.q, first.scale = (
-            offsets,
-            order,
-            none,
-            self.q.struct,
-            self.scale.struct,
-        )
-        second = abi.MoeDownArgs(rows, TOP_K, self.q.struct, self.scale.struct, down)
-        second.offsets, second.order, second.ids, second.weights = offsets, order, ids, self.mixed.struct
-        second.base, second.out = ABSENT, out
+        ids, x, offsets, order = self.ids[layer], self.x[layer], self.offsets, self.order
+        inner = (abi.Tensor(None, abi.Dtype.BF16, INNER, INNER), self.q.struct, self.scale.struct)
+        group = abi.MoeGroupArgs(self.rows, ids.struct, TOP_K, 0, EXPERTS, offsets.pointer, order.pointer)
+        choice, given = (ids, self.mixed), (x.x.struct, x.scale_struct)
         return [
-            (abi.Op.MOE_GROUP, abi.MoeGroupArgs(rows, ids, TOP_K, 0, EXPERTS, offsets, order)),
-            (abi.Op.MOE_GATE_UP, first),
-            (abi.Op.MOE_DOWN, second),
+            (abi.Op.MOE_GROUP, group),
+            *routed_experts(self.weights, (offsets, order), choice, given, inner, ABSENT, out),
         ]
 
     def run(self, waiting: bool) -> list[Array]:

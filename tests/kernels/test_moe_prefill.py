@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.kernels import abi
+from tests.kernels.expert_calls import routed_experts
 from tests.kernels.harness import (
     ABSENT,
     BF16,
@@ -29,10 +30,10 @@ class Layer:
     def __init__(self, rng: np.random.Generator, rows: int, hidden: int, inner: int, gap: int = 0) -> None:
         fmt = Format.FP8_CHANNEL
         self.hidden, self.inner = hidden, inner
-        self.gate, self.up, self.down = (
+        self.experts = [
             BoundExperts([random_weights(rng, fmt, n, k, gap) for _ in range(LOCAL)], FIRST)
             for n, k in ((inner, hidden), (inner, hidden), (hidden, inner))
-        )
+        ]
         self.x = random_activations(rng, fmt, rows, hidden, BF16)
         self.mixed = rng.random((rows, TOP_K)).astype(np.float32)
         self.base = rng.standard_normal((rows, hidden)).astype(BF16)
@@ -54,18 +55,20 @@ class Layer:
         q, scale = output(rows * TOP_K, self.inner, FP8), output(rows * TOP_K, 1, np.float32)
         start = tensor(self.base[part])
         out = start if base == "in place" else output(rows, self.hidden, BF16)
-        none = abi.Tensor(None, abi.Dtype.BF16, self.inner, self.inner)
+        inner = (abi.Tensor(None, abi.Dtype.BF16, self.inner, self.inner), q.struct, scale.struct)
         device.run(
             abi.Op.MOE_GROUP, abi.MoeGroupArgs(rows, ids.struct, TOP_K, FIRST, LOCAL, offsets.pointer, order.pointer)
         )
-        up = abi.MoeGateUpArgs(rows, TOP_K, x.struct, x_scale.struct, self.gate.struct, self.up.struct)
-        up.offsets, up.order, up.out = offsets.pointer, order.pointer, none
-        up.q, up.scale = q.struct, scale.struct
-        device.run(abi.Op.MOE_GATE_UP, up)
-        down = abi.MoeDownArgs(rows, TOP_K, q.struct, scale.struct, self.down.struct)
-        down.offsets, down.order, down.ids, down.weights = offsets.pointer, order.pointer, ids.struct, mixed.struct
-        down.base, down.out = ABSENT if base == "none" else start.struct, out.struct
-        device.run(abi.Op.MOE_DOWN, down)
+        for op, args in routed_experts(
+            self.experts,
+            (offsets, order),
+            (ids, mixed),
+            (x.struct, x_scale.struct),
+            inner,
+            ABSENT if base == "none" else start.struct,
+            out.struct,
+        ):
+            device.run(op, args)
         return q.read(), scale.read(), out.read()
 
     def check_parts(self, device: Device, parts: list[tuple[int, int]], base: str) -> None:
