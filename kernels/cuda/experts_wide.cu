@@ -83,9 +83,7 @@ __device__ __forceinline__ void silu_pack(float values[kPack]) {
     float reciprocal;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(divisor));
     reciprocal = fmaf(reciprocal, fmaf(-divisor, reciprocal, 1.0f), reciprocal);
-    float quotient = x * reciprocal;
-    quotient = fmaf(fmaf(-divisor, quotient, x), reciprocal, quotient);
-    quotients[i] = fmaf(fmaf(-divisor, quotient, x), reciprocal, quotient);
+    quotients[i] = divide_by(x, divisor, reciprocal);
   }
   if (!ordinary) {
 #pragma unroll

@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 2)
     if (sends && threadIdx.x < kWarpgroup) finish_sent<kOperand, kTokens>(p, place, epilogue, scales.row, sent);
   }
   if (!sends) {
-    __syncthreads();
+    meet_all_roles();
     finish_tile<kOperand, kTokens, kWgmmaChannels, kWgmmaThreads>(p, place, epilogue, scales.row,
                                                                   reinterpret_cast<float*>(pipe.stages));
   }

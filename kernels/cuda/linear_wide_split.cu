@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kSplitThreads, 1) linear_wide_split_kernel(con
   } else if (thread == kMultiplyThreads) {
     copy_steps<Shape>(p, place, steps, pipe);
   }
-  __syncthreads();
+  meet_all_roles();
   wait_for_predecessor();
   finish_tile<kOperand, kTokens, kWideChannels, kSplitThreads>(p.linear, place, epilogue, row_scales,
                                                                reinterpret_cast<float*>(pipe.stages));

@@ -74,6 +74,13 @@ __device__ __forceinline__ void named_barrier_arrive(int name, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
+/* Of the whole block, of which some warps have met at a named barrier while others waited here. Twice for compute-sanitizer alone: racecheck takes the
+ * first meeting for over once those warps have met. */
+__device__ __forceinline__ void meet_all_roles() {
+  __syncthreads();
+  __syncthreads();
+}
+
 }  // namespace glm::cuda
 
 #endif

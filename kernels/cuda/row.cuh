@@ -147,14 +147,16 @@ __device__ __forceinline__ uint32_t pack_absmax(const float values[kPack], int32
   return largest;
 }
 
-/* x / scale, rounded to nearest even: the quotient by the rounded reciprocal, corrected twice by its remainder (Markstein, IA-64 and
- * elementary functions, 8). For |x| up to about 448 times a scale that is neither tiny nor huge; quotients far below FP8's range come
- * out as some other number that rounds to the same zero. */
-__device__ __forceinline__ float divide_by(float x, float scale, float reciprocal) {
+/* x / divisor, rounded to nearest even, where neither is tiny or huge: the quotient by the rounded reciprocal, corrected twice by its remainder
+ * (Markstein, IA-64 and elementary functions, 8). */
+__device__ __forceinline__ float divide_by(float x, float divisor, float reciprocal) {
   float quotient = x * reciprocal;
-  quotient = fmaf(fmaf(-quotient, scale, x), reciprocal, quotient);
-  quotient = fmaf(fmaf(-quotient, scale, x), reciprocal, quotient);
-  return copysignf(quotient, x);
+  quotient = fmaf(fmaf(-divisor, quotient, x), reciprocal, quotient);
+  return fmaf(fmaf(-divisor, quotient, x), reciprocal, quotient);
+}
+/* The same for a scale and |x| up to about 448 times it: quotients far below FP8's range come out as some number that rounds to the same zero. */
+__device__ __forceinline__ float scaled_by(float x, float scale, float reciprocal) {
+  return copysignf(divide_by(x, scale, reciprocal), x);
 }
 __device__ __forceinline__ bool is_ordinary_scale(float scale) {
   return scale > 0x1p-100f && scale < 0x1p100f;
@@ -168,7 +170,7 @@ __device__ __forceinline__ void quantize_pack(const float values[kPack], int32_t
 #pragma unroll
     for (int i = 0; i < kPack / 2; ++i) {
       const float2 pair =
-          make_float2(divide_by(values[2 * i], scale, reciprocal), divide_by(values[2 * i + 1], scale, reciprocal));
+          make_float2(scaled_by(values[2 * i], scale, reciprocal), scaled_by(values[2 * i + 1], scale, reciprocal));
       codes[i] = __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3);
     }
     *reinterpret_cast<uint2*>(q + first) = make_uint2(codes[0] | codes[1] << 16, codes[2] | codes[3] << 16);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,6 +15,10 @@ import pytest
 
 from tests.kernels import abi
 from tests.kernels.harness import Device, Table, use_memory
+
+# Ranks that share a GPU: a kernel that is loaded at its first launch waits for all that runs there, another rank's
+# kernel too, which may wait for this one. Read when CUDA starts.
+os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 
 Result = TypeVar("Result")
 
@@ -55,13 +60,15 @@ def count_gpus() -> int:
 
 
 @contextmanager
-def open_group(table: Table, num_ranks: int, num_threads: int = 1) -> Iterator[Group]:
-    """On GPUs: each rank on one of its own, or two ranks on each."""
+def open_group(
+    table: Table, num_ranks: int, num_threads: int = 1, ranks_per_gpu: int = RANKS_PER_GPU
+) -> Iterator[Group]:
+    """On GPUs: each rank on one of its own, or, if they are too few, up to ranks_per_gpu on each."""
     if not table.kernels.group_create:
         pytest.skip(f"the table {table.name} has no groups")
     gpus = count_gpus() if table.name == "cuda" else 1
-    if table.name == "cuda" and num_ranks > RANKS_PER_GPU * gpus:
-        pytest.skip(f"{num_ranks} ranks need {-(-num_ranks // RANKS_PER_GPU)} GPUs, this machine has {gpus}")
+    if table.name == "cuda" and num_ranks > ranks_per_gpu * gpus:
+        pytest.skip(f"{num_ranks} ranks need {-(-num_ranks // ranks_per_gpu)} GPUs, this machine has {gpus}")
     devices = [table.open(num_threads, rank % gpus) for rank in range(num_ranks)]
     group = Group(table, devices)
     yield group
