@@ -183,7 +183,7 @@ def test_a_product_beside_the_dispatch_gives_the_same_bits(cuda: Table, rng: np.
                 device.memory.wait()
         return [each.read() for each in (x, delta, h)]
 
-    # On one GPU the driver does not launch a product while the other rank's dispatch waits for it.
+    # Where ranks share a GPU a call here does not return while the other rank waits; why is not known.
     with open_group(cuda, 2, ranks_per_gpu=1) as group:
         expected = group.each(partial(run, one_by_one=True))
         for found, wanted in zip(group.each(partial(run, one_by_one=False)), expected, strict=True):
