@@ -285,13 +285,19 @@ def choose(p: Recorder, c: ModelConfig, s: Scratch, x: Activation, w: MoeWeights
     """offsets, order: which rows which expert takes; and delta = shared(x).
 
     The shared expert's calls alternate with those that choose experts and bring them their rows: neighbours then need
-    nothing of each other, and a kernel table may run them side by side.
+    nothing of each other, and a kernel table may run them side by side. But in a decode step without exchange the
+    router comes first: a table that records it as a graph may make the shared expert a branch, which waits for less
+    than the routed experts do, and whose kernels should not be in the router's way.
     """
+    router_first = p.name == "decode" and not own
     shared = s.whole_shared if own else s.shared
     hidden = shared.hidden.for_readers(w.shared.down) if w.shared else None
+    if router_first:
+        route(p, c, s, x, w)
     if w.shared:
         p.linear("shared.gate_up", x, w.shared.gate_up, own=own, out=shared.gate_up)
-    route(p, c, s, x, w, own=own)
+    if not router_first:
+        route(p, c, s, x, w, own=own)
     if hidden:
         p.silu_mul("shared.silu_mul", shared.gate_up, own=own, out=hidden)
     if own:

@@ -7,6 +7,7 @@
 #ifndef GLM_CUDA_BESIDE_H
 #define GLM_CUDA_BESIDE_H
 
+#include "branch.h"
 #include "device.h"
 
 namespace glm::cuda {
@@ -15,11 +16,15 @@ namespace glm::cuda {
  * no turn, or the next would take the kernel before it for its own. */
 class Turn {
  public:
-  Turn(glm_device* device, const Touched& touched) : device_(device), touched_(touched) {
+  Turn(glm_device* device, const Touched& touched, LineOfCall::Kind kind = LineOfCall::Kind::kMain)
+      : device_(device), touched_(touched), line_(device, touched, kind) {
     const LastTurn& last = device->last_turn;
-    beside_ = last.launches == device->launches && !last.ends_beside && !touched.meets(last.touched);
+    beside_ =
+        !line_.is_branch() && last.launches == device->launches && !last.ends_beside && !touched.meets(last.touched);
   }
-  ~Turn() { device_->last_turn = {touched_, device_->launches, device_->launched_beside}; }
+  ~Turn() {
+    if (!line_.is_branch()) device_->last_turn = {touched_, device_->launches, device_->launched_beside};
+  }
   Turn(const Turn&) = delete;
   Turn& operator=(const Turn&) = delete;
 
@@ -29,6 +34,7 @@ class Turn {
  private:
   glm_device* device_;
   Touched touched_;
+  LineOfCall line_;
   bool beside_;
 };
 

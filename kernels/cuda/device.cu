@@ -40,7 +40,10 @@ glm_status select(int ordinal, cudaDeviceProp* properties, char* error, size_t e
 
 cudaError_t create(glm_device* device) {
   if (cudaError_t result = cudaSetDevice(device->ordinal); result != cudaSuccess) return result;
-  return cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking);
+  if (cudaError_t result = cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking); result != cudaSuccess) {
+    return result;
+  }
+  return create_branch(device);
 }
 
 }  // namespace
@@ -68,6 +71,7 @@ void device_close(glm_device* device) {
     cudaStreamSynchronize(device->stream);
     cudaStreamDestroy(device->stream);
   }
+  destroy_branch(device);
   delete device;
 }
 

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <string>
 
+#include "branch.h"
 #include "glm/kernels.h"
 #include "peers.h"
 #include "touched.h"
@@ -14,7 +15,7 @@ namespace glm::cuda {
 struct Nccl;
 }
 
-/* One GPU and its one stream. `last_error` holds the text of the calling thread's last failed CUDA call. */
+/* One GPU, its stream, and that of a graph's branch. `last_error` holds the text of the calling thread's last failed CUDA call. */
 struct glm_device {
   int ordinal = 0;
   int sm_count = 0;
@@ -24,8 +25,9 @@ struct glm_device {
   static inline thread_local std::string last_error;
   std::byte* workspace = nullptr;
   size_t workspace_bytes = 0;
-  uint64_t launches = 0;        /* of kernels */
+  uint64_t launches = 0;        /* of kernels, but for a branch's */
   bool launched_beside = false; /* the last kernel runs beside its predecessor */
+  glm::cuda::Branch branch;
   glm::cuda::LastTurn last_turn;
   glm::cuda::LastGrouping last_grouping;
   /* Of the grouping that moe_gate_up has waited for before its successor could start: what follows may read these offsets before

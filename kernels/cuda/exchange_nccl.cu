@@ -38,6 +38,7 @@ glm_status bring_rows(glm_device* device, const Part& part, int32_t rows, Brings
   if (const glm_status status = check(device, cudaSetDevice(device->ordinal), "cudaSetDevice"); status != GLM_OK) {
     return status;
   }
+  if (const glm_status status = join_branch(device); status != GLM_OK) return status;
   const auto* own = static_cast<const std::byte*>(part.x.data);
   int result = device->nccl->GroupStart();
   for (int peer = 0; peer < peers.num_ranks && result == 0; ++peer) {

@@ -1,4 +1,4 @@
-/* Kernel launches: checked, in the device's stream, with programmatic dependent launch.
+/* Kernel launches: checked, in the device's stream or a branch's, with programmatic dependent launch.
  *
  * Every kernel is launched so that it may start while its predecessor still runs. So every kernel calls
  * wait_for_predecessor() (kernel.cuh) before it touches anything that an operation wrote, or writes anything; before that it may
@@ -28,7 +28,7 @@ constexpr int kMostAttributes = 3;
 
 /* What a launch is made of; `attributes` must outlive it. Every kernel asks for as much shared memory as a multiprocessor has: it can change
  * that only when it is idle, so blocks of kernels that ask for different parts of it would not run beside each other. */
-inline cudaLaunchConfig_t launch_config(const glm_device* device, const Grid& grid,
+inline cudaLaunchConfig_t launch_config(cudaStream_t stream, const Grid& grid,
                                         cudaLaunchAttribute attributes[kMostAttributes]) {
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -40,7 +40,7 @@ inline cudaLaunchConfig_t launch_config(const glm_device* device, const Grid& gr
   config.gridDim = grid.blocks;
   config.blockDim = dim3(static_cast<unsigned>(grid.threads));
   config.dynamicSmemBytes = grid.shared_bytes;
-  config.stream = device->stream;
+  config.stream = stream;
   config.attrs = attributes;
   config.numAttrs = grid.cluster > 1 ? 3 : 2;
   return config;
@@ -62,10 +62,14 @@ glm_status launch(glm_device* device, const char* name, const Grid& grid, void (
   if (grid.blocks.x == 0 || grid.blocks.y == 0 || grid.blocks.z == 0) return GLM_OK;
   const cudaError_t prepared = prepare_launch(device, grid, kernel);
   if (prepared != cudaSuccess) return check(device, prepared, name);
+  cudaStream_t stream = nullptr;
+  if (const glm_status status = stream_of_call(device, &stream); status != GLM_OK) return status;
   cudaLaunchAttribute attributes[kMostAttributes] = {};
-  const cudaLaunchConfig_t config = launch_config(device, grid, attributes);
-  ++device->launches;
-  device->launched_beside = grid.beside;
+  const cudaLaunchConfig_t config = launch_config(stream, grid, attributes);
+  if (stream == device->stream) {
+    ++device->launches;
+    device->launched_beside = grid.beside;
+  }
   return check(device, cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), name);
 }
 
@@ -74,7 +78,7 @@ template <typename... Params>
 int resident_clusters(const glm_device* device, const Grid& grid, void (*kernel)(Params...)) {
   int clusters = 0;
   cudaLaunchAttribute attributes[kMostAttributes] = {};
-  const cudaLaunchConfig_t config = launch_config(device, grid, attributes);
+  const cudaLaunchConfig_t config = launch_config(device->stream, grid, attributes);
   if (prepare_launch(device, grid, kernel) != cudaSuccess ||
       cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess) {
     return 1;

@@ -20,6 +20,7 @@ glm_status enter(glm_device* device) {
 glm_status copy(glm_device* device, void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   if (bytes == 0) return GLM_OK;
   if (const glm_status status = enter(device); status != GLM_OK) return status;
+  if (const glm_status status = glm::cuda::join_branch(device); status != GLM_OK) return status;
   return check(device, cudaMemcpyAsync(to, from, bytes, kind, device->stream), "cudaMemcpyAsync");
 }
 
@@ -68,6 +69,7 @@ GLM_EXPORT glm_status glm_cuda_copy(glm_device* device, void* to, const void* fr
 
 GLM_EXPORT glm_status glm_cuda_fill(glm_device* device, void* device_data, int byte, size_t bytes) {
   if (bytes == 0) return GLM_OK;
+  if (const glm_status status = glm::cuda::join_branch(device); status != GLM_OK) return status;
   return check(device, cudaMemsetAsync(device_data, byte, bytes, device->stream), "cudaMemsetAsync");
 }
 
@@ -78,15 +80,22 @@ GLM_EXPORT glm_status glm_cuda_synchronize(glm_device* device) {
 
 GLM_EXPORT glm_status glm_cuda_graph_begin(glm_device* device) {
   if (glm_status status = enter(device); status != GLM_OK) return status;
-  return check(device, cudaStreamBeginCapture(device->stream, cudaStreamCaptureModeThreadLocal),
-               "cudaStreamBeginCapture");
+  const glm_status status =
+      check(device, cudaStreamBeginCapture(device->stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+  if (status == GLM_OK) glm::cuda::begin_branches(device);
+  return status;
 }
 
 GLM_EXPORT glm_status glm_cuda_graph_end(glm_device* device, glm_graph** out) {
   *out = nullptr;
+  const glm_status joined = glm::cuda::end_branches(device);
   cudaGraph_t recorded = nullptr;
   glm_status status = check(device, cudaStreamEndCapture(device->stream, &recorded), "cudaStreamEndCapture");
   if (status != GLM_OK) return status;
+  if (joined != GLM_OK) {
+    cudaGraphDestroy(recorded);
+    return joined;
+  }
   cudaGraphExec_t executable = nullptr;
   status = check(device, cudaGraphInstantiate(&executable, recorded, 0), "cudaGraphInstantiate");
   const glm_status freed = check(device, cudaGraphDestroy(recorded), "cudaGraphDestroy");

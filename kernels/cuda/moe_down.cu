@@ -202,6 +202,21 @@ glm_status multiply(glm_device* device, const DownParams& p, int32_t rows, std::
   });
 }
 
+Touched touched_by_products(const glm_device* device, const glm_moe_down_args& args) {
+  const int64_t assignments = int64_t{args.rows} * args.top_k;
+  Touched touched;
+  touched.reads(args.x, assignments).reads(args.x_scale, assignments);
+  touched.reads(args.offsets, (args.down.count + size_t{1}) * sizeof(int32_t));
+  touched.reads(args.order, assignments * sizeof(int32_t));
+  return touched.writes(device->workspace, moe_down_workspace(&args));
+}
+
+/* Each assignment's product, to the workspace: whoever has computed `base` meanwhile is not waited for. */
+glm_status multiply_apart(glm_device* device, const glm_moe_down_args& args, const glm_tensor& y) {
+  const LineOfCall line(device, touched_by_products(device, args));
+  return multiply(device, {inputs_of(args), args.down, y}, args.rows, device->workspace + y_bytes(args));
+}
+
 /* Products and what becomes of them, of a few tokens. */
 glm_status multiply_combined(glm_device* device, const glm_moe_down_args& args, const CombineParams& combine) {
   const auto on_tensor_cores = [&](auto operand) {
@@ -223,9 +238,7 @@ glm_status moe_down(glm_device* device, const glm_moe_down_args* args) {
   if (args->rows <= kMostCombined && args->top_k <= kFewChoices && is_on_wgmma(device, *args)) {
     return multiply_combined(device, *args, combine);
   }
-  const glm_status status =
-      multiply(device, {inputs_of(*args), args->down, y}, args->rows, device->workspace + y_bytes(*args));
-  if (status != GLM_OK) return status;
+  if (const glm_status status = multiply_apart(device, *args, y); status != GLM_OK) return status;
   if (args->rows <= kFewRows && args->top_k <= kFewChoices && y.dtype == GLM_BF16 && y.cols % kPack == 0 &&
       reinterpret_cast<uintptr_t>(y.data) % alignof(PackOf<bf16>) == 0) {
     const Grid grid{dim3(static_cast<unsigned>(args->rows), blocks_for(y.cols, kFewThreads * kPack)), kFewThreads};

@@ -166,6 +166,17 @@ size_t y_bytes(const glm_moe_gate_up_args& args) {
   return static_cast<size_t>(args.rows) * args.top_k * args.gate.rows * bytes_of(args.out.dtype);
 }
 
+/* And the ids, which it may list by itself. */
+Touched touched_by(const glm_device* device, const glm_moe_gate_up_args& args) {
+  const int64_t assignments = int64_t{args.rows} * args.top_k;
+  Touched touched;
+  touched.reads(args.x, args.rows).reads(args.x_scale, args.rows).reads(device->last_grouping.ids, args.rows);
+  touched.reads(args.offsets, (args.gate.count + size_t{1}) * sizeof(int32_t));
+  touched.reads(args.order, assignments * sizeof(int32_t));
+  touched.writes(args.out, assignments).writes(args.q, assignments).writes(args.scale, assignments);
+  return touched.writes(device->workspace, moe_gate_up_workspace(&args));
+}
+
 }  // namespace
 
 size_t moe_gate_up_workspace(const glm_moe_gate_up_args* args) {
@@ -174,6 +185,7 @@ size_t moe_gate_up_workspace(const glm_moe_gate_up_args* args) {
 }
 
 glm_status moe_gate_up(glm_device* device, const glm_moe_gate_up_args* args) {
+  const LineOfCall line(device, touched_by(device, *args));
   const glm_dtype act_dtype = args->out.dtype; /* also where `out` itself is absent */
   GateUpParams p = {};
   p.in = inputs_of(*args);

@@ -170,6 +170,7 @@ glm_status moe_route(glm_device* device, const glm_moe_route_args* args) {
   Touched touched;
   touched.reads(args->x, args->rows).writes(args->ids, args->rows).writes(args->weights, args->rows);
   touched.writes(logits, moe_route_workspace(args));
+  if (const glm_status status = mark_fork(device); status != GLM_OK) return status;
   const Turn turn(device, touched);
   const glm_status status = compute_logits(device, *args, turn.beside(), logits);
   if (status != GLM_OK) return status;

@@ -82,6 +82,7 @@ glm_status all_reduce_nccl(glm_device* device, const glm_tensor& x, int32_t rows
   const size_t width = static_cast<size_t>(x.cols) * parts.element_bytes;
   const size_t pitch = static_cast<size_t>(x.stride) * parts.element_bytes;
   glm_status status = check(device, cudaSetDevice(device->ordinal), "cudaSetDevice");
+  if (status == GLM_OK) status = join_branch(device);
   if (status == GLM_OK) status = copy_rows(device, parts.own, width, x.data, pitch, width, rows);
   if (status == GLM_OK) status = check_nccl(device, exchange_parts(device, parts), "ncclSend, ncclRecv");
   if (status == GLM_OK) status = add_up(device, parts, x.dtype);

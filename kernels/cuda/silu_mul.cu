@@ -98,7 +98,7 @@ glm_status silu_mul(glm_device* device, const glm_silu_mul_args* args) {
   Touched touched;
   touched.reads(args->x, args->rows).writes(args->out, args->rows);
   touched.writes(args->q, args->rows).writes(args->scale, args->rows);
-  const Turn turn(device, touched);
+  const Turn turn(device, touched, LineOfCall::Kind::kMayBranch);
   const bool beside = turn.beside() && has_whole_packs(args->x, cols);
   const Grid grid{dim3(static_cast<unsigned>(args->rows)), row_threads(cols), shared_row_bytes(cols), 1, beside};
   const RowTargets targets{args->out, args->q, args->scale};

@@ -23,6 +23,10 @@ Touched& Touched::reads(const glm_tensor& tensor, int64_t rows) {
   return add(tensor.data, bytes_of_rows(tensor, rows), false);
 }
 
+Touched& Touched::reads(const void* data, size_t bytes) {
+  return add(data, bytes, false);
+}
+
 Touched& Touched::writes(const glm_tensor& tensor, int64_t rows) {
   return add(tensor.data, bytes_of_rows(tensor, rows), true);
 }

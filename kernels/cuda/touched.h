@@ -12,6 +12,7 @@ namespace glm::cuda {
 class Touched {
  public:
   Touched& reads(const glm_tensor& tensor, int64_t rows);
+  Touched& reads(const void* data, size_t bytes);
   Touched& writes(const glm_tensor& tensor, int64_t rows);
   Touched& writes(const void* data, size_t bytes);
 
@@ -19,7 +20,7 @@ class Touched {
   bool meets(const Touched& other) const;
 
  private:
-  static constexpr int kMost = 4;
+  static constexpr int kMost = 9;
   struct Range {
     uintptr_t begin;
     uintptr_t end;

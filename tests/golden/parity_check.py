@@ -46,8 +46,11 @@ def load(directory: Path, kv_dtype: KvDtypeSetting = "auto") -> Model:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directories", type=Path, nargs="*", metavar="DIR")
+    arguments = parser.parse_args()
+    if TABLE == "cpu":
+        parser.error("GLM_TEST_TABLE is cpu, or not set: name the table to compare with the CPU's")
     models = [(case.name, case.directory) for case in CASES]
-    models += [(directory.name, directory) for directory in parser.parse_args().directories]
+    models += [(directory.name, directory) for directory in arguments.directories]
     agree = [check(f"{name} {kv}", load(path, kv)) for name, path in models for kv in ("auto", "fp8")]
     glm = load_glm(4, "bf16", Parallelism(tp=8, ep=8, rank_slice=0))
     agree.append(check("GLM-4.7-FP8, 4 layers, rank 0 of 8", glm))

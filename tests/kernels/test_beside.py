@@ -1,9 +1,9 @@
-"""Calls that follow each other as in a layer with experts, where neighbours may run side by side, give what they give
-one by one.
+"""Calls that follow each other as in a layer with experts, where neighbours may run side by side and a graph may have
+branches, give what they give one by one.
 
-A round is `norm; gate_up of the shared expert; route; silu_mul; down; group; gate_up and down of the routed experts`,
-or has these in another order, and its norm adds what the round before it wrote: a call that starts too early, or ends
-unseen, changes the bits of all rounds to come.
+A round is `norm; route; gate_up, silu_mul and down of the shared expert; group; gate_up and down of the routed
+experts`, or has these in another order, or others among them, and its norm adds what the round before it wrote: a call
+that starts too early, or ends unseen, changes the bits of all rounds to come.
 """
 
 import ctypes
@@ -15,6 +15,7 @@ import pytest
 
 from tests.kernels import abi
 from tests.kernels.expert_calls import routed_experts
+from tests.kernels.graphs import has_graphs, record
 from tests.kernels.harness import (
     ABSENT,
     BF16,
@@ -33,8 +34,19 @@ from tests.kernels.matrices import BoundExperts, Format, Weights, random_weights
 
 HIDDEN, WIDTH, EXPERTS, TOP_K, FIRST, LOCAL = 1024, 192, 160, 8, 40, 20
 ROUNDS = 12
-PLAN_ORDER = "norm gate_up route silu_mul down group"
-ORDERS = [PLAN_ORDER, "norm gate_up route silu_mul group down", "norm route gate_up group silu_mul down"]
+PLAN_ORDER = "norm gate_up route silu_mul down group experts_up experts_down"
+ORDERS = [
+    PLAN_ORDER,
+    "norm route gate_up silu_mul down group experts_up experts_down",
+    "norm gate_up route silu_mul group down experts_up experts_down",
+    "norm route gate_up group silu_mul down experts_up experts_down",
+]
+GRAPH_ORDERS = [
+    *ORDERS,
+    "norm route gate_up silu_mul quantize_hidden down group experts_up experts_down",
+    "norm route group gate_up silu_mul experts_up linear_of_experts down experts_down",
+]
+REPLAYS = 3
 
 
 class AlignedWeight:
@@ -74,12 +86,14 @@ class Layer:
         self.hidden, self.hidden_q = output(rows, WIDTH, BF16), output(rows, WIDTH, FP8)
         self.hidden_scale = output(rows, 1, F32)
         self.shared = output(rows, HIDDEN, BF16)
+        self.hidden_again, self.scale_again = output(rows, WIDTH, FP8), output(rows, 1, F32)
+        self.of_experts = output(rows, HIDDEN, BF16)
         self.inner, self.inner_q = output(rows * TOP_K, WIDTH, BF16), output(rows * TOP_K, WIDTH, FP8)
         self.inner_scale = output(rows * TOP_K, 1, F32)
         self.ids, self.expert_weights = output(rows, TOP_K, I32), output(rows, TOP_K, F32)
         self.offsets, self.order = Buffer(poison((LOCAL + 1,), I32)), Buffer(poison((rows * TOP_K,), I32))
-        calls = self._calls(rows, fmt)
-        self.calls = [*(calls[name] for name in order.split()), *self._routed_experts(fmt)]
+        calls = self._calls(rows, fmt) | self._routed_experts(fmt) | self._others(rows, fmt)
+        self.calls = [calls[name] for name in order.split()]
 
     def _linear(self, rows: int, fmt: Format, forms: list[Any], weight: int, out: Any) -> abi.LinearArgs:
         plain, q, scale = (form.struct for form in forms)
@@ -109,11 +123,21 @@ class Layer:
             "group": (abi.Op.MOE_GROUP, group),
         }
 
-    def _routed_experts(self, fmt: Format) -> list[tuple[abi.Op, Any]]:
+    def _others(self, rows: int, fmt: Format) -> dict[str, tuple[abi.Op, Any]]:
+        """One that reads what the shared expert has written, and one that could run beside it if it did not read what
+        the routed experts have written."""
+        hidden = self.hidden.struct, self.hidden_again.struct, self.scale_again.struct
+        inner = [self.inner, self.inner_q, self.inner_scale]
+        return {
+            "quantize_hidden": (abi.Op.QUANTIZE, abi.QuantizeArgs(rows, *hidden)),
+            "linear_of_experts": (abi.Op.LINEAR, self._linear(rows, fmt, inner, 2, self.of_experts)),
+        }
+
+    def _routed_experts(self, fmt: Format) -> dict[str, tuple[abi.Op, Any]]:
         quantised = fmt == Format.FP8_CHANNEL
         x = (self.x_q.struct, self.x_scale.struct) if quantised else (self.x.struct, ABSENT)
         inner = (self.inner_q.struct, self.inner_scale.struct) if quantised else (ABSENT, ABSENT)
-        return routed_experts(
+        up, down = routed_experts(
             self.experts,
             (self.offsets, self.order),
             (self.ids, self.expert_weights),
@@ -122,6 +146,7 @@ class Layer:
             self.shared.struct,
             self.delta.struct,
         )
+        return {"experts_up": up, "experts_down": down}
 
     def with_calls_of_no_rows(self) -> Self:
         """Before and after each call the same one on nothing: it may not hide its neighbours from each other."""
@@ -134,18 +159,40 @@ class Layer:
         return self
 
     def run(self, device: Device, wait: Callable[[], None]) -> list[Array]:
-        sizes = (device.table.kernels.workspace_bytes(device.handle, op, ctypes.byref(args)) for op, args in self.calls)
-        workspace = Buffer(poison((max(sizes),), np.uint8))
-        device.table.kernels.set_workspace(device.handle, workspace.pointer, workspace.shape[0])
+        self._give_workspace(device)
         for op, args in self.calls * ROUNDS:
             assert device.call(op, args) == abi.Status.OK
             wait()
+        return self._results(device)
+
+    def replay(self, device: Device) -> list[Array]:
+        """What `run` does, by replays of a graph of some rounds."""
+        self._give_workspace(device)
+        graph = record(device, self.calls * (ROUNDS // REPLAYS))
+        for _ in range(REPLAYS):
+            assert device.table.kernels.graph_launch(device.handle, graph) == abi.Status.OK
+        results = self._results(device)
+        device.table.kernels.graph_free(device.handle, graph)
+        return results
+
+    def _give_workspace(self, device: Device) -> None:
+        sizes = (device.table.kernels.workspace_bytes(device.handle, op, ctypes.byref(args)) for op, args in self.calls)
+        self.workspace = Buffer(poison((max(sizes),), np.uint8))
+        device.table.kernels.set_workspace(device.handle, self.workspace.pointer, self.workspace.shape[0])
+
+    def _results(self, device: Device) -> list[Array]:
         device.memory.wait()
         listed = self.offsets.read()
+        outputs = self.residual, self.delta, self.ids, self.expert_weights, self.hidden, self.hidden_again
         return [
-            *(form.read() for form in (self.residual, self.delta, self.ids, self.expert_weights, self.hidden)),
+            *(form.read() for form in (*outputs, self.scale_again, self.of_experts)),
             *(listed, self.order.read()[: listed[-1]]),
         ]
+
+
+def repetitions(device: Device) -> int:
+    """One where calls end before they return."""
+    return 1 if device.table.on_host else 3
 
 
 def assert_alike(found: list[Array], expected: list[Array]) -> None:
@@ -158,13 +205,27 @@ def assert_alike(found: list[Array], expected: list[Array]) -> None:
 @pytest.mark.parametrize("order", ORDERS)
 def test_neighbours_do_not_disturb_each_other(device: Device, fmt: Format, rows: int, order: str) -> None:
     one_by_one = Layer(np.random.default_rng(7), fmt, rows, order).run(device, device.memory.wait)
-    for _ in range(3):
+    for _ in range(repetitions(device)):
         assert_alike(Layer(np.random.default_rng(7), fmt, rows, order).run(device, lambda: None), one_by_one)
+
+
+@pytest.mark.parametrize("fmt", [Format.FP8_CHANNEL, Format.BF16], ids=["fp8", "bf16"])
+@pytest.mark.parametrize("rows", [1, 4, 16, 64, 130])
+@pytest.mark.parametrize("order", GRAPH_ORDERS)
+def test_branches_of_a_graph_do_not_disturb_each_other(device: Device, fmt: Format, rows: int, order: str) -> None:
+    if not has_graphs(device):
+        pytest.skip("records no graphs")
+    one_by_one = Layer(np.random.default_rng(7), fmt, rows, order).run(device, device.memory.wait)
+    for _ in range(3):
+        assert_alike(Layer(np.random.default_rng(7), fmt, rows, order).replay(device), one_by_one)
 
 
 @pytest.mark.parametrize("rows", [1, 64])
 def test_calls_of_no_rows_are_no_neighbours(device: Device, rows: int) -> None:
     one_by_one = Layer(np.random.default_rng(7), Format.FP8_CHANNEL, rows).run(device, device.memory.wait)
-    for _ in range(3):
+    for _ in range(repetitions(device)):
         layer = Layer(np.random.default_rng(7), Format.FP8_CHANNEL, rows).with_calls_of_no_rows()
         assert_alike(layer.run(device, lambda: None), one_by_one)
+        if has_graphs(device):
+            layer = Layer(np.random.default_rng(7), Format.FP8_CHANNEL, rows).with_calls_of_no_rows()
+            assert_alike(layer.replay(device), one_by_one)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.kernels import abi
+from tests.kernels.graphs import record
 from tests.kernels.group import Group, count_gpus, open_group
 from tests.kernels.harness import ABSENT, BF16, Array, BoundTensor, Device, Table, assert_bits_equal, output, tensor
 from tests.kernels.matrices import Format, random_weights
@@ -78,22 +79,15 @@ def test_gpus_without_peer_access_give_the_same_bits(
                 assert_bits_equal(found, total.astype(act))
 
 
-def capture(device: Device, calls: Sequence[tuple[abi.Op, ctypes.Structure]]) -> ctypes.c_void_p:
-    """Not while another rank runs: on a shared GPU, making a graph waits for a kernel that waits for this rank."""
-    graph = ctypes.c_void_p()
-    assert device.table.kernels.graph_begin(device.handle) == abi.Status.OK
-    for op, args in calls:
-        assert device.call(op, args) == abi.Status.OK
-    assert device.table.kernels.graph_end(device.handle, ctypes.byref(graph)) == abi.Status.OK
-    return graph
-
-
 def replay(group: Group, path: int, shape: tuple[int, int]) -> list[Array]:
-    """What x is after 5 replays of a graph of 3 sums of it."""
+    """What x is after 5 replays of a graph of 3 sums of it.
+
+    No graph is made while another rank runs: on a shared GPU that would wait for a kernel that waits for this rank.
+    """
 
     def make(_: int, device: Device) -> tuple[BoundTensor, ctypes.c_void_p]:
         x = tensor(np.ones(shape, np.float32))
-        return x, capture(device, [(abi.Op.ALL_REDUCE, reduce_args(x))] * 3)
+        return x, record(device, [(abi.Op.ALL_REDUCE, reduce_args(x))] * 3)
 
     def run(rank: int, device: Device) -> Array:
         x, graph = made[rank]
@@ -125,7 +119,7 @@ def test_graphs_of_the_exchange_of_tokens_are_replayed(cuda: Table, rows: int) -
         weights = tensor(np.ones((rows, 1), np.float32))
         x, y = (tensor(np.zeros((rows, 640), np.float32)) for _ in range(2))
         combine = abi.MoeCombineArgs(rows, 1, 1, ids.struct, weights.struct, x.struct, ABSENT, y.struct)
-        graph = capture(
+        graph = record(
             device,
             [
                 (abi.Op.REDUCE_SCATTER, abi.ReduceScatterArgs(rows, x.struct)),
