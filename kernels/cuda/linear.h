@@ -33,6 +33,8 @@ struct LinearParams {
 /* Of everything but the K dimension. */
 LinearParams linear_params(const glm_linear_args& args, int channels_per_tile);
 
+Touched touched_by(const glm_linear_args& args);
+
 /* On tensor cores: FP8 with FP8, or bf16 with bf16. */
 template <Operand kOperand>
 glm_status linear_on_tensor_cores(glm_device* device, const glm_linear_args& args);

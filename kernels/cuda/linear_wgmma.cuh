@@ -205,9 +205,7 @@ glm_status launch_wgmma(glm_device* device, const glm_linear_args& args) {
                                          args.x.stride * kElement, params.box_rows);
     if (status != GLM_OK) return status;
   }
-  Touched touched;
-  touched.reads(args.x, args.rows).reads(args.x_scale, args.rows).writes(args.out, args.rows);
-  const Turn turn(device, touched, LineOfCall::Kind::kMayBranch);
+  const Turn turn(device, touched_by(args), LineOfCall::Kind::kMayBranch);
   /* Other operands are read through the L1. */
   p.beside = turn.beside() && p.aligned && kOperand != Operand::kFp8Block;
   const size_t stages = static_cast<size_t>(wgmma_stages(kTokens)) * wgmma_stage_bytes(kTokens);
