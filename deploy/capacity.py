@@ -23,7 +23,7 @@ from engine_worker.runtime.c_types import PAGE_SIZE
 class Gpu:
     """`memory` in bytes; `read` bytes a second that a kernel reads at best; `flops` of dense FP8.
 
-    An H100's 3.35 TB/s read as 3.06, an H200's 4.8 as 4.03; a B200's data sheet is scaled as the H200's.
+    An H100's 3.35 TB/s read as 3.06, an H200's 4.8 as 4.04; a B200's data sheet is scaled as the H200's.
     """
 
     name: str
@@ -36,19 +36,19 @@ GPUS = {
     gpu.name: gpu
     for gpu in (
         Gpu("h100", 80e9, 3.06e12, 1.979e15),
-        Gpu("h200", 141e9, 4.03e12, 1.979e15),
-        Gpu("b200", 180e9, 8.0e12 * 4.03 / 4.8, 4.5e15),
+        Gpu("h200", 141e9, 4.04e12, 1.979e15),
+        Gpu("b200", 180e9, 8.0e12 * 4.04 / 4.8, 4.5e15),
     )
 }
 # (batch, seconds an operation takes beyond its floor on average): rank 0 of eight, 92 layers, context 4,096, one H200.
 BEYOND_FLOOR = (
-    (1, 2.46e-6),
-    (4, 2.52e-6),
-    (16, 2.72e-6),
-    (32, 2.80e-6),
-    (64, 3.06e-6),
-    (128, 3.92e-6),
-    (256, 6.03e-6),
+    (1, 2.22e-6),
+    (4, 2.27e-6),
+    (16, 2.43e-6),
+    (32, 2.54e-6),
+    (64, 2.72e-6),
+    (128, 3.59e-6),
+    (256, 5.53e-6),
 )
 # (bytes, seconds) that a sum over the ranks adds to the norm after it: projected from two GPUs (BENCHMARKS.md).
 SUM_SECONDS = (
