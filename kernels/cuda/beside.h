@@ -19,8 +19,8 @@ class Turn {
   Turn(glm_device* device, const Touched& touched, LineOfCall::Kind kind = LineOfCall::Kind::kMain)
       : device_(device), touched_(touched), line_(device, touched, kind) {
     const LastTurn& last = device->last_turn;
-    beside_ =
-        !line_.is_branch() && last.launches == device->launches && !last.ends_beside && !touched.meets(last.touched);
+    beside_ = !line_.is_branch() && !joins_branch(device) && last.launches == device->launches && !last.ends_beside &&
+              !touched.meets(last.touched);
   }
   ~Turn() {
     if (!line_.is_branch()) device_->last_turn = {touched_, device_->launches, device_->launched_beside};

@@ -98,6 +98,10 @@ glm_status mark_fork(glm_device* device) {
   return status;
 }
 
+bool joins_branch(const glm_device* device) {
+  return device->branch.is_open && device->branch.line == Line::kJoined;
+}
+
 glm_status stream_of_call(glm_device* device, cudaStream_t* stream) {
   Branch& branch = device->branch;
   const bool is_branch = branch.line == Line::kBranch;

@@ -64,6 +64,9 @@ glm_status join_branch(glm_device* device);
 /* The next call of the main line is the first that those which may branch can run beside. */
 glm_status mark_fork(glm_device* device);
 
+/* Whether the call that is being recorded waits for a branch, and so may read nothing before its wait that a branch may have written. */
+bool joins_branch(const glm_device* device);
+
 /* Where the call that is being recorded launches its next kernel. */
 glm_status stream_of_call(glm_device* device, cudaStream_t* stream);
 

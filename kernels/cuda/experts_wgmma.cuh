@@ -76,12 +76,12 @@ inline bool can_list(const glm_device* device, const ExpertInputs& in, int rows)
 
 /* Whether gate and up, whose assignments can be listed, need not wait for the grouping: nothing has been launched since but at most a
  * kernel beside it. So when the layer's first kernel starts, what came before these two and before the kernel that the grouping itself ran beside has
- * ended; neither kernel writes an input. */
+ * ended; neither kernel writes an input, nor does a branch that this call waits for. */
 inline bool is_just_grouped(const glm_device* device, const ExpertParams& p, int rows) {
   const LastGrouping& last = device->last_grouping;
   Touched inputs;
   inputs.reads(p.in.x, rows).reads(p.in.x_scale, rows).reads(last.ids, rows);
-  if (inputs.meets(last.beside)) return false;
+  if (inputs.meets(last.beside) || joins_branch(device)) return false;
   if (device->launches == last.launches) return true;
   return device->launches == last.launches + 1 && device->launched_beside && !inputs.meets(device->last_turn.touched);
 }

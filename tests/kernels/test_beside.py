@@ -45,6 +45,7 @@ GRAPH_ORDERS = [
     *ORDERS,
     "norm route gate_up silu_mul quantize_hidden down group experts_up experts_down",
     "norm route group gate_up silu_mul experts_up linear_of_experts down experts_down",
+    "norm route gate_up silu_mul down group experts_of_hidden experts_up experts_down",
 ]
 REPLAYS = 3
 
@@ -75,6 +76,7 @@ class Layer:
             BoundExperts([random_weights(rng, fmt, *shape, gap=0) for _ in range(LOCAL)], FIRST)
             for shape in ((WIDTH, HIDDEN), (WIDTH, HIDDEN), (HIDDEN, WIDTH))
         ]
+        self.square = BoundExperts([random_weights(rng, fmt, WIDTH, WIDTH, gap=0) for _ in range(LOCAL)], FIRST)
         self.bias = Buffer(rng.standard_normal(EXPERTS).astype(np.float32) * 0.01)
         self.norm = Buffer(rng.uniform(0.5, 1.5, HIDDEN).astype(np.float32))
         self.residual = tensor(rng.standard_normal((rows, HIDDEN)).astype(BF16))
@@ -88,6 +90,7 @@ class Layer:
         self.shared = output(rows, HIDDEN, BF16)
         self.hidden_again, self.scale_again = output(rows, WIDTH, FP8), output(rows, 1, F32)
         self.of_experts = output(rows, HIDDEN, BF16)
+        self.inner_of_hidden = output(rows * TOP_K, WIDTH, BF16)
         self.inner, self.inner_q = output(rows * TOP_K, WIDTH, BF16), output(rows * TOP_K, WIDTH, FP8)
         self.inner_scale = output(rows * TOP_K, 1, F32)
         self.ids, self.expert_weights = output(rows, TOP_K, I32), output(rows, TOP_K, F32)
@@ -124,12 +127,17 @@ class Layer:
         }
 
     def _others(self, rows: int, fmt: Format) -> dict[str, tuple[abi.Op, Any]]:
-        """One that reads what the shared expert has written, and one that could run beside it if it did not read what
-        the routed experts have written."""
+        """Two that read what the shared expert has written, of which the second could else begin before the grouping
+        ends; and one that could run beside the shared expert if it did not read what the routed experts have written.
+        """
         hidden = self.hidden.struct, self.hidden_again.struct, self.scale_again.struct
+        x = (self.hidden_q.struct, self.hidden_scale.struct) if fmt == Format.FP8_CHANNEL else (hidden[0], ABSENT)
+        up = abi.MoeGateUpArgs(rows, TOP_K, *x, self.square.struct, self.square.struct)
+        up.offsets, up.order, up.out = self.offsets.pointer, self.order.pointer, self.inner_of_hidden.struct
         inner = [self.inner, self.inner_q, self.inner_scale]
         return {
             "quantize_hidden": (abi.Op.QUANTIZE, abi.QuantizeArgs(rows, *hidden)),
+            "experts_of_hidden": (abi.Op.MOE_GATE_UP, up),
             "linear_of_experts": (abi.Op.LINEAR, self._linear(rows, fmt, inner, 2, self.of_experts)),
         }
 
@@ -185,7 +193,7 @@ class Layer:
         listed = self.offsets.read()
         outputs = self.residual, self.delta, self.ids, self.expert_weights, self.hidden, self.hidden_again
         return [
-            *(form.read() for form in (*outputs, self.scale_again, self.of_experts)),
+            *(form.read() for form in (*outputs, self.scale_again, self.of_experts, self.inner_of_hidden)),
             *(listed, self.order.read()[: listed[-1]]),
         ]
 
