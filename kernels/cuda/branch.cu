@@ -28,6 +28,7 @@ glm_status wait_for(glm_device* device, cudaStream_t second, cudaStream_t first)
 glm_status open_branch(glm_device* device) {
   Branch& branch = device->branch;
   branch.is_open = true;
+  ++branch.opened;
   /* Makes the stream part of the recording; but it is at the fork that it begins. */
   const glm_status status = wait_for(device, branch.stream, device->stream);
   if (status != GLM_OK) return status;

@@ -9,6 +9,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
 #include <vector>
 
 #include "glm/kernels.h"
@@ -30,6 +31,7 @@ struct Branch {
   cudaEvent_t event = nullptr;
   bool is_recording = false;
   bool is_open = false;
+  uint64_t opened = 0; /* branches since the device was opened */
   Line line = Line::kJoined;
   std::vector<cudaGraphNode_t> fork; /* what the router depends on; empty: nothing may branch */
   std::vector<Touched> main;         /* of the main line's calls since the fork */

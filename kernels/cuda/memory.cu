@@ -114,6 +114,10 @@ GLM_EXPORT glm_status glm_cuda_graph_free(glm_device* device, glm_graph* graph) 
   return status;
 }
 
+GLM_EXPORT uint64_t glm_cuda_branches(const glm_device* device) {
+  return device->branch.opened;
+}
+
 GLM_EXPORT void* glm_cuda_stream(glm_device* device) {
   return device->stream;
 }

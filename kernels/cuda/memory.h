@@ -47,6 +47,9 @@ glm_status glm_cuda_read(glm_device* device, void* data, size_t bytes);
 glm_status glm_cuda_occupy(glm_device* device, uint64_t nanoseconds);
 glm_status glm_cuda_fault(glm_device* device);
 
+/* How many branches (branch.h) the graphs have that were recorded since the device was opened. */
+uint64_t glm_cuda_branches(const glm_device* device);
+
 /* Milliseconds that `replays` launches of the graph take, measured by events around them. */
 glm_status glm_cuda_graph_time(glm_device* device, glm_graph* graph, int replays, float* milliseconds);
 

@@ -20,7 +20,7 @@ class Touched {
   bool meets(const Touched& other) const;
 
  private:
-  static constexpr int kMost = 9;
+  static constexpr int kMost = 9; /* moe_gate_up has as many */
   struct Range {
     uintptr_t begin;
     uintptr_t end;

@@ -34,10 +34,11 @@ from tests.kernels.matrices import BoundExperts, Format, Weights, random_weights
 
 HIDDEN, WIDTH, EXPERTS, TOP_K, FIRST, LOCAL = 1024, 192, 160, 8, 40, 20
 ROUNDS = 12
-PLAN_ORDER = "norm gate_up route silu_mul down group experts_up experts_down"
+MIXED_ORDER = "norm gate_up route silu_mul down group experts_up experts_down"
+DECODE_ORDER = "norm route gate_up silu_mul down group experts_up experts_down"
 ORDERS = [
-    PLAN_ORDER,
-    "norm route gate_up silu_mul down group experts_up experts_down",
+    MIXED_ORDER,
+    DECODE_ORDER,
     "norm gate_up route silu_mul group down experts_up experts_down",
     "norm route gate_up group silu_mul down experts_up experts_down",
 ]
@@ -66,7 +67,7 @@ class AlignedWeight:
 class Layer:
     """Weights, a residual stream, and the calls of a round, bound to one set of buffers."""
 
-    def __init__(self, rng: np.random.Generator, fmt: Format, rows: int, order: str = PLAN_ORDER) -> None:
+    def __init__(self, rng: np.random.Generator, fmt: Format, rows: int, order: str = MIXED_ORDER) -> None:
         self.bound = [
             AlignedWeight(random_weights(rng, fmt, 2 * WIDTH, HIDDEN)),
             AlignedWeight(random_weights(rng, Format.F32, EXPERTS, HIDDEN)),
@@ -226,6 +227,18 @@ def test_branches_of_a_graph_do_not_disturb_each_other(device: Device, fmt: Form
     one_by_one = Layer(np.random.default_rng(7), fmt, rows, order).run(device, device.memory.wait)
     for _ in range(3):
         assert_alike(Layer(np.random.default_rng(7), fmt, rows, order).replay(device), one_by_one)
+
+
+@pytest.mark.parametrize("fmt", [Format.FP8_CHANNEL, Format.BF16], ids=["fp8", "bf16"])
+@pytest.mark.parametrize("rows", [1, 64, 300])
+def test_a_graph_has_a_branch_for_each_shared_expert(device: Device, fmt: Format, rows: int) -> None:
+    if device.table.name != "cuda":
+        pytest.skip("of the CUDA table only")
+    count = device.table.library.glm_cuda_branches
+    count.restype, count.argtypes = ctypes.c_uint64, [ctypes.c_void_p]
+    before = count(device.handle)
+    Layer(np.random.default_rng(7), fmt, rows, DECODE_ORDER).replay(device)
+    assert count(device.handle) - before == ROUNDS // REPLAYS
 
 
 @pytest.mark.parametrize("rows", [1, 64])
